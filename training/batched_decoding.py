@@ -1,0 +1,245 @@
+"""Batched decoding in which a finished row is replaced at once.
+
+Knows: one target and a fixed number of slots, each holding one row's KV cache. Does not know where requests come from,
+what a chat is, or what happens to the answers.
+
+`generate` pads a batch and runs it until its longest row ends; on answers of mixed length most of the work is then
+spent on rows that are already done. Here every row has its own position in a preallocated slot, so a new request can
+take over the slot of a finished one between two steps.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
+from transformers.modeling_utils import AttentionInterface
+
+TOP_K = 50  # the default of transformers' sampling; the rest of the distribution is the tail nobody reads
+CHUNKS = 6  # long rows are kept together, so that short ones need not attend over the width of the longest
+LENGTH_STEP = 64  # attention reads the slots up to the longest row, rounded up to this many positions
+
+
+@dataclass
+class Request:
+    """One row to decode. `temperature` 0 means greedy; `tag` is the caller's own and comes back untouched."""
+
+    input_ids: list[int]
+    max_new_tokens: int
+    temperature: float = 0.0
+    tag: Any = None
+
+
+@dataclass
+class Answer:
+    """The new tokens of a request; `finished` is true when the last one is an end-of-sequence token."""
+
+    request: Request
+    token_ids: list[int] = field(default_factory=list)
+    finished: bool = False
+
+
+def grouped_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    visible_per_chunk: list[int] | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention that reads each key/value head once for its whole group of query heads.
+
+    The stock path repeats the key/value heads first, which dominates batched decoding on a CPU.
+    `query` is `[B, H, Q, D]`, `key` and `value` `[B, G, T, D]`, the additive mask `[B, 1, Q, T]`.
+    With `visible_per_chunk`, the rows are cut into so many chunks and each reads only its own first positions.
+    """
+    mask = None if attention_mask is None else attention_mask.to(query.dtype)
+    grouped = query.shape[1] != key.shape[1]
+    if visible_per_chunk is None:
+        output = nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, scale=scaling, enable_gqa=grouped
+        )
+    else:
+        assert mask is not None
+        size = -(-query.shape[0] // len(visible_per_chunk))
+        output = torch.cat(
+            [
+                nn.functional.scaled_dot_product_attention(
+                    query[rows], key[rows, :, :n], value[rows, :, :n], mask[rows, ..., :n], scale=scaling, enable_gqa=grouped
+                )
+                for i, n in enumerate(visible_per_chunk)
+                for rows in [slice(i * size, (i + 1) * size)]
+            ]
+        )
+    return output.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register("moa_grouped", grouped_attention)
+
+
+class _SlotLayer(CacheLayerMixin):
+    """Keys and values of one layer for all slots, `[slots, kv_heads, max_length, head_dim]`."""
+
+    is_sliding = False
+
+    def __init__(self, slots: int, max_length: int, rows: dict[str, Any]):
+        super().__init__()
+        self.slots, self.max_length, self.rows = slots, max_length, rows
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        shape = (self.slots, key_states.shape[1], self.max_length, key_states.shape[3])
+        self.keys, self.values = key_states.new_zeros(shape), value_states.new_zeros(shape)
+        self.is_initialized = True
+
+    def fill(self, slot: int, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Puts a prefilled row, `[1, kv_heads, T, head_dim]`, into a slot."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        self.keys[slot, :, : key_states.shape[2]] = key_states[0]
+        self.values[slot, :, : value_states.shape[2]] = value_states[0]
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        index, positions, visible = self.rows["index"], self.rows["positions"], self.rows["visible"]
+        self.keys[index, :, positions] = key_states[:, :, 0]
+        self.values[index, :, positions] = value_states[:, :, 0]
+        return self.keys[:, :, :visible], self.values[:, :, :visible]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.rows["visible"], 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return self.max_length
+
+
+class BatchedDecoder:
+    """Decodes a stream of requests on a fixed number of slots.
+
+    Args:
+        model: any causal LM with full attention in every layer and a per-layer KV cache.
+        slots: rows decoded together.
+        max_length: prompt and answer together, at most this many tokens per row.
+        eos_token_ids: tokens that end a row.
+        seed: of the sampled rows.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, slots: int, max_length: int, eos_token_ids: list[int], seed: int = 0
+    ) -> None:
+        self.model, self.slots, self.max_length = model, slots, max_length
+        self.eos = set(eos_token_ids)
+        self.generator = torch.Generator(device=model.device).manual_seed(seed)
+        self.rows: dict[str, Any] = {"index": torch.arange(slots, device=model.device)}
+        layers = [_SlotLayer(slots, max_length, self.rows) for _ in range(model.config.num_hidden_layers)]
+        self.cache = Cache(layers=layers)
+
+    @torch.inference_mode()
+    def run(self, next_request: Callable[[], Request | None]) -> Iterator[Answer]:
+        """Yields answers as they finish. `next_request` is asked whenever a slot is free and may return None for
+        "nothing now"; the run ends when it does so while no row is being decoded.
+
+        Raises:
+            ValueError: a request leaves no room for an answer within `max_length`.
+        """
+        previous = self.model.config._attn_implementation
+        self.model.config._attn_implementation = "moa_grouped"
+        try:
+            yield from self._run(next_request)
+        finally:
+            self.model.config._attn_implementation = previous
+
+    def _run(self, next_request: Callable[[], Request | None]) -> Iterator[Answer]:
+        device = self.model.device
+        active: dict[int, Answer] = {}
+        tokens = torch.zeros(self.slots, 1, dtype=torch.long, device=device)
+        positions = torch.zeros(self.slots, dtype=torch.long, device=device)
+        temperatures = torch.zeros(self.slots, device=device)
+        columns = torch.arange(self.max_length, device=device)
+        minus_infinity = torch.finfo(torch.float32).min
+        while True:
+            while len(active) < self.slots and (request := next_request()) is not None:
+                is_long = len(request.input_ids) + request.max_new_tokens > self.max_length // 2
+                slot = (max if is_long else min)(set(range(self.slots)) - set(active))
+                answer = Answer(request)
+                first = self._prefill(slot, request)
+                if self._append(answer, first):
+                    yield answer
+                    continue
+                active[slot] = answer
+                tokens[slot, 0] = first
+                positions[slot] = len(request.input_ids)
+                temperatures[slot] = request.temperature
+            if not active:
+                return
+            visible_per_chunk = [
+                min(self.max_length, -(-(int(chunk.max()) + 1) // LENGTH_STEP) * LENGTH_STEP)
+                for chunk in positions.split(-(-self.slots // CHUNKS))
+            ]
+            visible = max(visible_per_chunk)
+            self.rows["positions"], self.rows["visible"] = positions, visible
+            hidden_beyond = columns[None, :visible] > positions[:, None]
+            mask = torch.zeros(self.slots, 1, 1, visible, device=device)
+            mask.masked_fill_(hidden_beyond[:, None, None], minus_infinity)
+            logits = self.model(
+                tokens,
+                attention_mask=mask,
+                position_ids=positions[:, None],
+                cache=self.cache,
+                use_cache=True,
+                visible_per_chunk=visible_per_chunk,
+            ).logits[:, -1]
+            chosen = self._choose(logits, temperatures)
+            tokens.copy_(chosen[:, None])
+            for slot, token in enumerate(chosen.tolist()):
+                if slot not in active:
+                    continue
+                positions[slot] += 1
+                if self._append(active[slot], token):
+                    yield active.pop(slot)
+                    positions[slot] = 0  # an idle slot must not keep the attention window long
+
+    def _prefill(self, slot: int, request: Request) -> int:
+        prompt = torch.tensor([request.input_ids], device=self.model.device)
+        room = self.max_length - prompt.shape[1]
+        if room < 1:
+            raise ValueError(f"a request of {prompt.shape[1]} tokens leaves no room in slots of {self.max_length}")
+        request.max_new_tokens = min(request.max_new_tokens, room)
+        cache = DynamicCache()
+        length = prompt.shape[1]
+        mask = torch.full((length, length), torch.finfo(torch.float32).min, device=self.model.device).triu(1)
+        output = self.model(
+            prompt, attention_mask=mask[None, None], cache=cache, use_cache=True, logits_to_keep=1
+        )
+        for target, source in zip(self.cache.layers, cache.layers, strict=True):
+            target.fill(slot, source.keys, source.values)
+        temperature = torch.tensor([request.temperature], device=self.model.device)
+        return int(self._choose(output.logits[:, -1], temperature))
+
+    def _choose(self, logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
+        """Greedy where the temperature is 0, else sampled from the `TOP_K` most probable. `[B, V] -> [B]`."""
+        values, candidates = logits.float().topk(min(TOP_K, logits.shape[-1]))
+        sampled = (values / temperatures.clamp(min=1e-4)[:, None]).softmax(-1)
+        picked = torch.multinomial(sampled, 1, generator=self.generator)
+        picked[temperatures == 0] = 0
+        return candidates.gather(1, picked)[:, 0]
+
+    def _append(self, answer: Answer, token: int) -> bool:
+        answer.token_ids.append(token)
+        answer.finished = token in self.eos
+        return answer.finished or len(answer.token_ids) >= answer.request.max_new_tokens
+
+
+def requests_from(iterable: Iterator[Request]) -> Callable[[], Request | None]:
+    """Turns an iterator into the callable that `BatchedDecoder.run` takes."""
+    source = itertools.chain(iterable, itertools.repeat(None))
+    return lambda: next(source)
