@@ -511,6 +511,7 @@ class MoADrafterForCausalLM(MoAPreTrainedModel, GenerationMixin):
             cache = _BorrowedCache(context.target_layers, drafted[1:] if drafted else [])
             prediction = self.run_target_layers(prediction, position_ids, self_mask, cache)
             kept += cache.drafted()
+        prediction = self.normed(prediction)
         return MoADrafterOutput(
             logits=self.head(prediction),
             hidden=prediction,
@@ -544,10 +545,12 @@ class MoADrafterForCausalLM(MoAPreTrainedModel, GenerationMixin):
         )
         return output.last_hidden_state.to(layer_input.dtype)
 
+    def normed(self, prediction: torch.Tensor) -> torch.Tensor:
+        """The drafter's own norm before the head, where it has one. The published design has none."""
+        return self.head_norm(prediction) if self.config.head_norm else prediction
+
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The lent LM head, over the draft vocabulary. (B, Q, E) -> (B, Q, draft vocabulary)."""
-        if self.config.head_norm:
-            hidden = self.head_norm(hidden)
+        """The lent LM head, over the draft vocabulary. (..., E) -> (..., draft vocabulary)."""
         lent = self.lent
         logits = nn.functional.linear(hidden.to(lent.head_weight.dtype), lent.head_weight, lent.head_bias)
         cap = self.config.final_logit_softcapping

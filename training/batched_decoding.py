@@ -80,7 +80,8 @@ def grouped_attention(
     return output.transpose(1, 2).contiguous(), None
 
 
-AttentionInterface.register("moa_grouped", grouped_attention)
+GROUPED_ATTENTION = "moa_grouped"
+AttentionInterface.register(GROUPED_ATTENTION, grouped_attention)
 
 
 class _SlotLayer(CacheLayerMixin):
@@ -152,7 +153,7 @@ class BatchedDecoder:
             ValueError: a request leaves no room for an answer within `max_length`.
         """
         previous = self.model.config._attn_implementation
-        self.model.config._attn_implementation = "moa_grouped"
+        self.model.config._attn_implementation = GROUPED_ATTENTION
         try:
             yield from self._run(next_request)
         finally:

@@ -1,0 +1,192 @@
+"""The training objective: which position may read what, and how predictions are scored (paper section 4.4).
+
+Knows: synchronisation points, the T-step bounded and staircase masks, TLI replacement, the losses. Does not know the
+optimizer, the data on disk or how drafts are decoded.
+
+One forward pass trains drafts of every depth. A position `i` of an answer may read the memory up to `s(i)`, the last
+synchronised position at or before it, which is exactly what it will have at inference `i - s(i)` tokens into a draft.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ..modeling_moa import MoADrafterForCausalLM
+from ..modeling_moa.modeling_moa import rotary_tables
+
+
+@dataclass
+class ObjectiveConfig:
+    """Weights and intervals of the objective. The defaults are the paper's.
+
+    Attributes:
+        feature_weight: of SmoothL1 between predicted and true hidden states; with TLI half goes to the layer input.
+        kl_weight: of the forward KL divergence, as its soft cross entropy, over the draft vocabulary.
+        acceptance_weight: of `1 - sum(min(p, q))`, the rejection rate of speculative sampling (LK loss).
+        depth_decay: a position `d` tokens after the first of its block weighs `depth_decay ** d`.
+        interval: synchronised positions of an answer lie `k` apart, `k` drawn per row from `[interval[0], interval[1])`.
+    """
+
+    feature_weight: float = 1.0
+    kl_weight: float = 0.1
+    acceptance_weight: float = 0.0
+    depth_decay: float = 1.0
+    interval: tuple[int, int] = (6, 15)
+
+    def __post_init__(self) -> None:
+        low, high = self.interval
+        if not 2 <= low < high:
+            raise ValueError(f"interval must be two integers with 2 <= low < high, not {self.interval}")
+
+
+@dataclass
+class ObjectiveOutput:
+    """`loss` is a scalar; the parts are detached means over loss-bearing positions. `agreement` and `depth`, (N,), say
+    for each such position whether the drafter's first choice is the target's, and how deep in its block it lies."""
+
+    loss: torch.Tensor
+    feature_loss: torch.Tensor
+    layer_input_loss: torch.Tensor
+    cross_entropy: torch.Tensor
+    acceptance: torch.Tensor
+    agreement: torch.Tensor
+    depth: torch.Tensor
+    row: torch.Tensor
+
+
+def draw_synchronised(
+    lengths: torch.Tensor,
+    prompt_lengths: torch.Tensor,
+    width: int,
+    interval: tuple[int, int],
+    generator: torch.Generator | None = None,
+) -> torch.Tensor:
+    """Synchronised positions, (B, width) boolean: all of the prompt, and one in every `k` of the answer.
+
+    The phase is drawn as well, so that every position is now and then trained at every depth.
+    """
+    rows = len(lengths)
+    every = torch.randint(*interval, (rows, 1), generator=generator)
+    phase = (torch.rand(rows, 1, generator=generator) * every).long()
+    positions = torch.arange(width)[None]
+    into_answer = positions - prompt_lengths.cpu()[:, None]
+    return ((into_answer < 0) | ((into_answer + 1 + phase) % every == 0)).to(lengths.device)
+
+
+def bounded_masks(
+    synchronised: torch.Tensor, query_positions: torch.Tensor, lengths: torch.Tensor, staircase: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """SA's and CA's masks, (B, 1, Q, T) boolean, and `s(i)` of every query, (B, Q).
+
+    Args:
+        synchronised: (B, T).
+        query_positions: (B, Q).
+        lengths: (B,) real tokens per row.
+        staircase: SA sees only the current block, which forces the drafter to use the memory.
+    """
+    positions = torch.arange(synchronised.shape[1], device=synchronised.device)
+    last = torch.where(synchronised, positions, 0).cummax(dim=1).values
+    last = last.gather(1, query_positions.clamp(max=len(positions) - 1))
+    key = positions[None, None, :]
+    exists = key < lengths[:, None, None]
+    cross = (key <= last[..., None]) & exists
+    own = (key <= query_positions[..., None]) & exists
+    if staircase:
+        own &= (key > last[..., None]) | (key == query_positions[..., None])
+    return own[:, None], cross[:, None], last
+
+
+def training_objective(
+    drafter: MoADrafterForCausalLM,
+    batch: dict[str, torch.Tensor],
+    config: ObjectiveConfig,
+    synchronised: torch.Tensor,
+    staircase: bool = False,
+) -> ObjectiveOutput:
+    """Loss of one batch.
+
+    Args:
+        drafter: with the target's parts lent.
+        batch: `input_ids` (B, T), `lengths` (B,), `prompt_lengths` (B,), `layer_states` (B, T, S),
+            `last_hidden` (B, T, E), with TLI `layer_input` (B, T, E); rows padded on the right.
+        synchronised: (B, T), from `draw_synchronised`.
+        staircase: see `bounded_masks`.
+    """
+    ids, lengths, prompts = batch["input_ids"], batch["lengths"], batch["prompt_lengths"]
+    device = ids.device
+    rows, width = ids.shape
+    # Queries are the answers only: a prompt token is always synchronised, so nothing is ever predicted from it.
+    queries = int((lengths - prompts).max())
+    query_positions = prompts[:, None] + torch.arange(queries, device=device)
+    real = query_positions < lengths[:, None]
+    query_positions = query_positions.clamp(max=width - 1)
+    self_mask, cross_mask, last = bounded_masks(synchronised, query_positions, lengths, staircase)
+
+    positions = torch.arange(width, device=device)[None].expand(rows, width)
+    context = drafter.encode(ids, batch["layer_states"], positions)
+    tables = rotary_tables(query_positions, drafter.config.head_dim, drafter.config.rope_theta, drafter.dtype)
+    hidden = drafter.lent.embed(ids.gather(1, query_positions)).to(drafter.dtype)
+    hidden = drafter.self_attention(hidden, tables, *context.self_attention, self_mask)
+    predicted_input = prediction = drafter.cross_attention(hidden, tables, *context.cross_attention, cross_mask)
+
+    is_synchronised = synchronised.gather(1, query_positions)
+    loss_bearing = real & ~is_synchronised
+    if drafter.config.target_layer_inference:
+        prediction = _through_target_layers(drafter, batch, predicted_input, query_positions, loss_bearing, positions)
+    prediction = drafter.normed(prediction)
+
+    chosen = prediction[loss_bearing]
+    true_positions = query_positions[loss_bearing]
+    row = torch.arange(rows, device=device)[:, None].expand(rows, queries)[loss_bearing]
+    true_hidden = batch["last_hidden"][row, true_positions]
+    depth = true_positions - last[loss_bearing] - 1
+    weight = config.depth_decay ** depth.float()
+    weight = weight / weight.sum().clamp(min=1e-9)
+
+    smooth_l1 = nn.functional.smooth_l1_loss
+    zero = chosen.new_zeros(())
+    feature_loss = layer_input_loss = zero
+    if config.feature_weight:
+        feature_loss = (weight * smooth_l1(chosen.float(), true_hidden.float(), reduction="none").mean(-1)).sum()
+        if drafter.config.target_layer_inference:
+            true_input = batch["layer_input"][row, true_positions].float()
+            error = smooth_l1(predicted_input[loss_bearing].float(), true_input, reduction="none").mean(-1)
+            layer_input_loss = (weight * error).sum()
+    logits = drafter.head(chosen).float()
+    with torch.no_grad():
+        target = drafter.head(true_hidden.to(chosen.dtype)).float().softmax(-1)
+        agreement = logits.argmax(-1) == target.argmax(-1)
+    log_probabilities = logits.log_softmax(-1)
+    cross_entropy = -(weight * (target * log_probabilities).sum(-1)).sum()
+    acceptance = zero
+    if config.acceptance_weight:
+        acceptance = (weight * torch.minimum(target, log_probabilities.exp()).sum(-1)).sum()
+
+    features = (feature_loss + layer_input_loss) / 2 if drafter.config.target_layer_inference else feature_loss
+    loss = config.feature_weight * features + config.kl_weight * cross_entropy
+    if config.acceptance_weight:
+        loss = loss + config.acceptance_weight * (1 - acceptance)
+    parts = [part.detach() for part in (feature_loss, layer_input_loss, cross_entropy, acceptance)]
+    return ObjectiveOutput(loss, *parts, agreement=agreement, depth=depth, row=row)
+
+
+def _through_target_layers(
+    drafter: MoADrafterForCausalLM,
+    batch: dict[str, torch.Tensor],
+    predicted: torch.Tensor,
+    query_positions: torch.Tensor,
+    predicted_here: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    """TLI: the true layer input wherever it is known, predictions elsewhere, through the frozen layers. (B, Q, E)."""
+    true = batch["layer_input"].to(predicted.dtype)
+    mixed = true.gather(1, query_positions[..., None].expand_as(predicted))
+    mixed = torch.where(predicted_here[..., None], predicted, mixed)
+    rows = torch.arange(len(true), device=true.device)[:, None]
+    # Padding queries share the last position with a real one: write the real ones last.
+    whole = true.index_put((rows.expand_as(query_positions)[predicted_here], query_positions[predicted_here]), mixed[predicted_here])
+    width = positions.shape[1]
+    causal = torch.ones(width, width, dtype=torch.bool, device=true.device).tril()[None, None]
+    through = drafter.run_target_layers(whole, positions, causal, None)
+    return through.gather(1, query_positions[..., None].expand(-1, -1, through.shape[-1]))
