@@ -1,0 +1,1 @@
+"""Spec-Bench, the baselines it compares, and reports."""

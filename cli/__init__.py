@@ -1,0 +1,5 @@
+"""The `moa` command-line tool."""
+
+
+def main() -> None:
+    raise SystemExit("moa: no subcommand yet")

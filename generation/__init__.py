@@ -1,0 +1,1 @@
+"""One decoding round: draft, verify, commit."""

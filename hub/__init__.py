@@ -1,0 +1,1 @@
+"""Checkpoints in and out: push, model card, remote code."""

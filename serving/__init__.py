@@ -1,0 +1,1 @@
+"""The two halves of a drafter on two machines: server and client."""
