@@ -16,7 +16,7 @@ export PROMPT
 .PHONY: run test lint format demo
 
 run: $(INSTALLED)
-	@$(BIN)/moa generate $(if $(PROMPT),-- "$$PROMPT")
+	@$(BIN)/moa generate $(if $(PROMPT),-- "$$PROMPT",</dev/null)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest $(ARGS)

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 import transformers
 from huggingface_hub import constants
-from huggingface_hub.utils import validate_repo_id
 from huggingface_hub.utils import logging as hub_logging
+from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -56,7 +56,7 @@ def load_target(
     Raises:
         TargetNotFoundError: no such folder or repository, or the package is not installed.
     """
-    with _quiet():
+    with quiet():
         if name is None:
             return _load_default(dtype, attn_implementation)
         try:
@@ -151,7 +151,7 @@ def _named(model: PreTrainedModel) -> PreTrainedModel:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Switches transformers' progress bars and warnings off for a while."""
     log = transformers.utils.logging
     verbosity, bars, hub_verbosity = log.get_verbosity(), log.is_progress_bar_enabled(), hub_logging.get_verbosity()
