@@ -136,8 +136,10 @@ def _source_for(target: PreTrainedModel, assistant: Any) -> DraftSource | None:
     """The source to use for an assistant, or None to leave it to transformers."""
     source = vars(target)[_ATTRIBUTE].source_of(assistant)
     if source is None and _is_drafter(assistant):
-        raise RuntimeError("This MoA drafter is not attached to this target: call moa_spec.attach(target, drafter) first.")
-    if isinstance(assistant, MoADrafterForCausalLM) and not _is_lent(assistant, target):
+        raise RuntimeError(
+            "This MoA drafter is not attached to this target: call moa_spec.attach(target, drafter) first."
+        )
+    if isinstance(source, MoASource) and not _is_lent(source.drafter, target):
         raise RuntimeError(
             "This MoA drafter has been attached to another target or detached since: call "
             "moa_spec.attach(target, drafter) again."

@@ -31,7 +31,9 @@ class Draft:
     origins: list[Origin] = field(default_factory=list)
 
     @classmethod
-    def chain(cls, tokens: Sequence[int], log_probs: Sequence[float] | None = None, origin: Origin = "drafter") -> "Draft":
+    def chain(
+        cls, tokens: Sequence[int], log_probs: Sequence[float] | None = None, origin: Origin = "drafter"
+    ) -> "Draft":
         """Guesses one after another. Without `log_probs` every one counts as certain."""
         count = len(tokens)
         scores = [0.0] * count if log_probs is None else list(log_probs)
@@ -62,7 +64,9 @@ class Draft:
 
     def children(self) -> dict[tuple[int, int], int]:
         """Node by (parent, token)."""
-        return {(parent, token): node for node, (parent, token) in enumerate(zip(self.parents, self.tokens, strict=True))}
+        return {
+            (parent, token): node for node, (parent, token) in enumerate(zip(self.parents, self.tokens, strict=True))
+        }
 
     def append(self, token: int, parent: int, log_prob: float, origin: Origin) -> int:
         """Adds a node and returns its index."""
@@ -100,6 +104,28 @@ class Draft:
         scores = self.cumulative_log_probs()
         ranked = sorted(range(len(self)), key=lambda node: (-scores[node], node))[:count]
         return self.keep(sorted(ranked))
+
+    def best_chain(self) -> "Draft":
+        """The path from the bonus token down that promises the most tokens."""
+        if self.is_chain:
+            return self
+        promise = [math.exp(score) for score in self.cumulative_log_probs()]
+        heir = [-1] * len(self)
+        first, most = -1, 0.0
+        for node in range(len(self) - 1, -1, -1):  # children come after their parents
+            if heir[node] >= 0:
+                promise[node] += promise[heir[node]]
+            parent = self.parents[node]
+            if parent < 0:
+                if promise[node] >= most:
+                    first, most = node, promise[node]
+            elif heir[parent] < 0 or promise[node] >= promise[heir[parent]]:
+                heir[parent] = node
+        path = []
+        while first >= 0:
+            path.append(first)
+            first = heir[first]
+        return self.keep(path)
 
     def merged(self, other: "Draft") -> "Draft":
         """Both drafts as one tree. A node that both have keeps this draft's source and the higher probability."""

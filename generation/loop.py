@@ -4,7 +4,6 @@ Runs inside transformers' own `generate`, which has prepared prompt, processors,
 drafts are made (sources) nor how the cache is kept (target_pass) nor how a token is chosen (verify).
 """
 
-import copy
 import time
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
+from transformers.utils.output_capturing import selected_hidden_states
 
 from .draft import Draft
 from .options import DraftOptions
@@ -19,7 +19,7 @@ from .policy import Policy
 from .sources import DraftSource, Verified
 from .target_pass import TargetPass
 from .trace import RoundTrace, begin_generation, node_traces
-from .verify import Row, judge
+from .verify import Row, judge, processors_for_row
 
 
 class AssistedDecoding:
@@ -62,13 +62,14 @@ class _Call:
         pad = config._pad_token_tensor
         self.pad = None if pad is None else int(pad)
         if batch > 1:
-            self._check_batch(processors, criteria)
+            self._check_batch(criteria)
         put = None if self.streamer is None or batch > 1 else self.streamer.put
+        copies = max(config.num_return_sequences or 1, 1)
         self.rows = [
             Row(
                 input_ids[row : row + 1],
                 config.max_length,
-                processors if batch == 1 else _for_row(processors, row),
+                processors if batch == 1 else processors_for_row(processors, row, copies),
                 criteria,
                 bool(config.do_sample),
                 bool(as_dict and config.output_scores),
@@ -78,28 +79,47 @@ class _Call:
             for row in range(batch)
         ]
         self.streamed = 0
+        self.vocab_size = model.get_input_embeddings().num_embeddings
         self.active = list(range(batch))  # rows that are not finished; index into `rows`
         mask = model_kwargs.get("attention_mask")
         leading = [0] * batch if mask is None else (mask.cumsum(1) == 0).sum(1).tolist()
         self.leading = [max(0, lead - (mask.shape[1] - self.prompt_length)) if lead else 0 for lead in leading]
         prompts = [ids[lead:] for ids, lead in zip(input_ids.tolist(), self.leading, strict=True)]
         self.session = plan.source.begin(model, prompts, plan.options)
-        self.target = TargetPass(model, input_ids, model_kwargs, config, self.session.hidden_states)
-        self.policy = Policy(plan.options, self.target.trees and not self.keep_attentions)
+        # a cache that the caller gets to see must end up with all its rows
+        cache_is_returned = bool(as_dict) or getattr(model_kwargs["cache"], "_is_user_defined", False)
+        self.target = TargetPass(
+            model, input_ids, model_kwargs, config, self.session.hidden_states, keep_rows=cache_is_returned
+        )
+        self.chains_only = not self.target.trees or self.keep_attentions
+        self.policy = Policy(plan.options, not self.chains_only)
         self.trace = begin_generation([len(prompt) for prompt in prompts])
         self.hidden: list[list[tuple[torch.Tensor, ...]]] = [[] for _ in self.rows]
         self.attentions: list[tuple[torch.Tensor, ...]] = []
-        # a cache that the caller gets to see keeps all its rows; otherwise finished rows are dropped
-        self.cache_is_returned = bool(as_dict) or getattr(model_kwargs["cache"], "_is_user_defined", False)
+        self.selected_layers = self._selected_layers()
 
-    def _check_batch(self, processors: LogitsProcessorList, criteria: StoppingCriteriaList) -> None:
+    def _selected_layers(self) -> set[int] | None:
+        """Which hidden states the caller gets when it named some; sources may have asked the target for more."""
+        named = selected_hidden_states(self.config.output_hidden_states)
+        if named is None:
+            return None
+        count = self.model.config.get_text_config(decoder=True).num_hidden_layers + 1
+        return {index % count for index in named if -count <= index < count}
+
+    def _visible(self, hidden: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
+        if self.selected_layers is None:
+            return hidden
+        return tuple(h if index in self.selected_layers else None for index, h in enumerate(hidden))
+
+    def _check_batch(self, criteria: StoppingCriteriaList) -> None:
         if self.keep_attentions:
-            raise ValueError("output_attentions with several prompts and a drafter is not supported: pass one prompt at a time.")
+            raise ValueError(
+                "output_attentions with several prompts and a drafter is not supported: pass one prompt at a time."
+            )
         if self.pad is None and len(criteria) > 1:
-            raise ValueError("Several prompts that may stop at different lengths need a pad_token_id: pass one to generate().")
-        for processor in processors:
-            if type(processor).__name__ in ("UnbatchedClassifierFreeGuidanceLogitsProcessor",):
-                raise ValueError("guidance_scale with several prompts and a drafter is not supported: pass one prompt at a time.")
+            raise ValueError(
+                "Several prompts that may stop at different lengths need a pad_token_id: pass one to generate()."
+            )
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -108,6 +128,7 @@ class _Call:
         with self.model._optimize_model_for_decode():
             while self.active:
                 self._round()
+        self.target.restore_rows()
         if self.streamer is not None:
             self.streamer.end()
         return self._result()
@@ -120,11 +141,10 @@ class _Call:
             _, tokens = judge(row, Draft(), outputs.logits[index, -1:])
             first_tokens += tokens
         if self.keep_hidden:
-            self.first_hidden = outputs.hidden_states
+            self.first_hidden = self._visible(outputs.hidden_states)
         if self.keep_attentions:
             self.attentions.append(outputs.attentions)
         count = self.target.last_count
-        shift = self.target.length - self.prompt_length
         firsts = [max(0, lead - (self.prompt_length - count)) for lead in self.leading]
         self.session.observe(
             Verified(
@@ -137,7 +157,6 @@ class _Call:
                 self.target,
             )
         )
-        del shift
         self.target.after_prefill()
         if self.trace is not None:
             self.trace.first_tokens = first_tokens
@@ -176,7 +195,7 @@ class _Call:
             for i, path in enumerate(paths):
                 for j in range(1 + len(path)):
                     step = tuple(None if h is None else h[i : i + 1, j : j + 1] for h in self.target.hidden_states)
-                    self.hidden[self.active[i]].append(step)
+                    self.hidden[self.active[i]].append(self._visible(step))
         if not all(row.finished for row in rows):
             self._observe(bonus, drafts, paths, firsts, first_positions, [row.new_tokens[-1] for row in rows])
         self.policy.update(plan, drafts, paths)
@@ -207,7 +226,8 @@ class _Call:
             depth = min(depth, context - 1 - self.target.position(i))
         if self.target.max_depth is not None:
             depth = min(depth, self.target.max_depth)
-        return draft.limited(depth, self.model.get_input_embeddings().num_embeddings)
+        draft = draft.limited(depth, self.vocab_size)
+        return draft.best_chain() if self.chains_only else draft
 
     def _observe(
         self,
@@ -276,23 +296,20 @@ def _stack(rows: list[tuple[torch.Tensor, ...] | None]) -> tuple[torch.Tensor, .
         return None
     longest = max(rows, key=len)
     return tuple(
-        torch.cat([row[i] if i < len(row) else torch.zeros_like(longest[i]) for row in rows]) for i in range(len(longest))
+        torch.cat([row[i] if i < len(row) else torch.zeros_like(longest[i]) for row in rows])
+        for i in range(len(longest))
     )
 
 
-def _side_by_side(rows: list[list[tuple[torch.Tensor, ...]]]) -> list[tuple[torch.Tensor, ...]]:
-    """Per step one tensor (B, 1, E) per layer; zeros where a row had finished."""
-    longest = max(rows, key=len)
+def _side_by_side(rows: list[list[tuple[torch.Tensor | None, ...]]]) -> list[tuple[torch.Tensor | None, ...]]:
+    """Per step one tensor (B, 1, E) for each layer; zeros where a row had finished."""
     steps = []
-    for i, template in enumerate(longest):
-        layers = []
+    for i, template in enumerate(max(rows, key=len)):
+        layers: list[torch.Tensor | None] = []
         for layer, like in enumerate(template):
-            parts = [row[i][layer] if i < len(row) else like for row in rows]
-            layers.append(None if like is None else torch.cat([p if i < len(r) else torch.zeros_like(p) for p, r in zip(parts, rows, strict=True)]))
+            if like is None:
+                layers.append(None)
+            else:
+                layers.append(torch.cat([row[i][layer] if i < len(row) else torch.zeros_like(like) for row in rows]))
         steps.append(tuple(layers))
     return steps
-
-
-def _for_row(processors: LogitsProcessorList, row: int) -> LogitsProcessorList:
-    """The processors for one row of several: its own copies, so that none sees another row's tokens."""
-    return copy.deepcopy(processors)

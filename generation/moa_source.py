@@ -37,7 +37,7 @@ class _Growing:
 
 
 class MoASession:
-    """One call's drafts. The context is laid out like the target's cache: slot `base + i` of a row is entry `i` here."""
+    """One call's drafts. The context is laid out like the target's cache: its slot `base + i` is entry `i` here."""
 
     def __init__(self, drafter: MoADrafterForCausalLM, target: PreTrainedModel, rows: int):
         config = drafter.config
@@ -76,7 +76,9 @@ class MoASession:
         states = self.drafter.layer_states(keys, values, hidden)
         new = self.drafter.encode(input_ids, states, position_ids)
         if self.base is None:
-            self.base = min(start + max(0, missing - first) for start, first in zip(verified.starts, verified.firsts, strict=True))
+            self.base = min(
+                start + max(0, missing - first) for start, first in zip(verified.starts, verified.firsts, strict=True)
+            )
         for row in range(self.rows):
             first = max(verified.firsts[row] - missing, 0)
             dropped = first + missing - verified.firsts[row]
@@ -193,7 +195,9 @@ class MoASession:
         drafted = None
         for level in range(plan.levels):
             width = queries.shape[1]
-            before = visible.new_ones(rows, width, context.length) if valid is None else valid[:, 0].expand(-1, width, -1)
+            before = (
+                visible.new_ones(rows, width, context.length) if valid is None else valid[:, 0].expand(-1, width, -1)
+            )
             self_mask = None if level == 0 and valid is None else torch.cat([before, visible], dim=-1)[:, None]
             positions = (self.next_positions + level).expand(-1, width)
             output = self.drafter(queries, positions, context, drafted, self_mask, valid)

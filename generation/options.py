@@ -100,7 +100,9 @@ def check_supported(target: PreTrainedModel, config: GenerationConfig, arguments
     if config.use_cache is False:
         refuse("use_cache=False", "leave use_cache on; drafts are verified against the key/value cache")
     if config.cache_implementation in ("quantized", "paged"):
-        refuse(f'cache_implementation="{config.cache_implementation}"', "its states cannot be rolled back; use the default")
+        refuse(
+            f'cache_implementation="{config.cache_implementation}"', "its states cannot be rolled back; use the default"
+        )
     if config.do_sample and config.temperature == 0:
         refuse("temperature=0 with do_sample=True", "set do_sample=False for greedy decoding")
     if config.token_healing:

@@ -25,6 +25,8 @@ class TargetPass:
     Args:
         input_ids: (B, P) the prompt, left-padded.
         model_kwargs: as `generate` prepared them, with the cache.
+        hidden_states: indices of hidden states that a source reads.
+        keep_rows: the cache must hold all rows in the end, finished ones too.
 
     Attributes:
         lengths: per row the number of cache slots in use, padding included. The token after them (the bonus token) is
@@ -43,6 +45,7 @@ class TargetPass:
         model_kwargs: dict[str, Any],
         generation_config: GenerationConfig,
         hidden_states: tuple[int, ...],
+        keep_rows: bool,
     ):
         self.model = model
         self.config = generation_config
@@ -54,7 +57,9 @@ class TargetPass:
         self.trees = self.reason is None
         self.max_depth = _check_cache(model, self.cache)
         if self.rows > 1 and self.reason:
-            raise ValueError(f"Several prompts at once cannot be drafted for here: {self.reason}. Pass one prompt at a time.")
+            raise ValueError(
+                f"Several prompts at once cannot be drafted for here: {self.reason}. Pass one prompt at a time."
+            )
         self.mask_2d: torch.Tensor | None = self.kwargs.pop("attention_mask", None)
         self.position_ids: torch.Tensor = self.kwargs.pop("position_ids")
         if self.position_ids.shape[0] != self.rows:
@@ -74,6 +79,9 @@ class TargetPass:
         self.last_count = 0
         self.hidden_states: tuple[torch.Tensor, ...] | None = None
         self.queries = 0
+        self.batch = self.rows
+        self.row_ids = list(range(self.rows))  # which row of the batch each row of the cache is
+        self.finished: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] | None = {} if keep_rows else None
 
     # -- passes --------------------------------------------------------------------------------------------------------
 
@@ -135,7 +143,10 @@ class TargetPass:
     def _masked(self, bonus: list[int], drafts: list[Draft]) -> CausalLMOutputWithPast:
         queries, length = self.queries, self.length
         dtype = self.model.dtype
-        padded = [[token, *draft.tokens] + [token] * (queries - 1 - len(draft)) for token, draft in zip(bonus, drafts, strict=True)]
+        padded = [
+            [token, *draft.tokens] + [token] * (queries - 1 - len(draft))
+            for token, draft in zip(bonus, drafts, strict=True)
+        ]
         positions, sees = [], []
         for row, draft in enumerate(drafts):
             first = self.position(row)
@@ -218,6 +229,14 @@ class TargetPass:
 
     def select(self, rows: list[int]) -> None:
         """Goes on with these rows only."""
+        if self.finished is not None:
+            for row in set(range(self.rows)) - set(rows):
+                end = self.lengths[row]
+                self.finished[self.row_ids[row]] = [
+                    (layer.keys[row, :, :end].clone(), layer.values[row, :, :end].clone())
+                    for layer in self.cache.layers
+                ]
+        self.row_ids = [self.row_ids[row] for row in rows]
         index = torch.tensor(rows, device=self.device)
         self.cache.batch_select_indices(index)
         self.rows = len(rows)
@@ -231,6 +250,21 @@ class TargetPass:
         longest = max(self.lengths)
         self.cache.crop(longest - self.length)
         self.length = longest
+
+    def restore_rows(self) -> None:
+        """Puts the finished rows back into a cache that the caller gets; the slots after their end hold zeros."""
+        if not self.finished:
+            return
+        length = max([self.length, *(states[0][0].shape[1] for states in self.finished.values())])
+        for index, layer in enumerate(self.cache.layers):
+            whole = []
+            for part, current in enumerate((layer.keys, layer.values)):
+                states = current.new_zeros(self.batch, current.shape[1], length, current.shape[3])
+                states[self.row_ids, :, : current.shape[2]] = current
+                for row, kept in self.finished.items():
+                    states[row, :, : kept[index][part].shape[1]] = kept[index][part]
+                whole.append(states)
+            layer.keys, layer.values = whole
 
     # -- what a source reads (TargetStates) ----------------------------------------------------------------------------
 

@@ -6,10 +6,19 @@ yields. So the output is plain decoding's under greedy decoding, and has plain d
 for chains and trees and whatever a source proposes (token-wise verification, as in SpecInfer, arXiv 2305.09781).
 """
 
+import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers.generation import (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
 
 from .draft import Draft
 
@@ -100,13 +109,52 @@ def judge(row: Row, draft: Draft, logits: torch.Tensor) -> tuple[list[int], list
     tokens: list[int] = []
     node = -1
     while True:
-        if decided is None:
-            token = row.write(logits[node + 1 : node + 2])
-        else:
-            token = row.write(None, decided[node + 1])
+        here = node + 1
+        token = row.write(logits[here : here + 1]) if decided is None else row.write(None, decided[here])
         tokens.append(token)
         child = children.get((node, token))
         if row.finished or child is None:
             return path, tokens
         path.append(child)
         node = child
+
+
+def processors_for_row(processors: LogitsProcessorList, row: int, copies: int = 1) -> LogitsProcessorList:
+    """The processors of one row of a batch: copies, so that each row's have seen this row's tokens only.
+
+    Args:
+        row: index in the batch as expanded by `num_return_sequences`.
+        copies: `num_return_sequences`.
+
+    Raises:
+        ValueError: a processor cannot be copied, or cannot work on one row.
+    """
+    mine = LogitsProcessorList()
+    for processor in processors:
+        if isinstance(processor, UnbatchedClassifierFreeGuidanceLogitsProcessor):
+            raise ValueError(
+                "guidance_scale with several rows and a drafter is not supported: pass one prompt at a time."
+            )
+        if type(processor) is PrefixConstrainedLogitsProcessor:
+            allowed = _allowed_for_row(processor._prefix_allowed_tokens_fn, row)
+            mine.append(PrefixConstrainedLogitsProcessor(allowed, 1))
+            continue
+        try:
+            own = copy.deepcopy(processor)
+        except (TypeError, RuntimeError) as error:
+            raise ValueError(
+                f"{type(processor).__name__} cannot be copied, and with several rows and a drafter each row needs its "
+                f"own: pass one prompt at a time. Cause: {error}"
+            ) from error
+        if isinstance(own, EncoderRepetitionPenaltyLogitsProcessor):
+            own.encoder_input_ids = own.encoder_input_ids[row // copies : row // copies + 1]
+        elif isinstance(own, RepetitionPenaltyLogitsProcessor) and isinstance(own.prompt_ignore_length, torch.Tensor):
+            own.prompt_ignore_length = own.prompt_ignore_length[row : row + 1]
+        elif isinstance(own, EncoderNoRepeatNGramLogitsProcessor):
+            own.generated_ngrams, own.batch_size = [own.generated_ngrams[row // copies]], 1
+        mine.append(own)
+    return mine
+
+
+def _allowed_for_row(function: Callable[[int, torch.Tensor], Any], row: int) -> Callable[[int, torch.Tensor], Any]:
+    return lambda _, sentence: function(row, sentence)
