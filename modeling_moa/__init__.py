@@ -17,6 +17,9 @@ from .modeling_moa import (
 
 AutoConfig.register(MoADrafterConfig.model_type, MoADrafterConfig, exist_ok=True)
 AutoModelForCausalLM.register(MoADrafterConfig, MoADrafterForCausalLM, exist_ok=True)
+# What `save_pretrained` writes then loads with trust_remote_code where this project is not installed.
+MoADrafterConfig.register_for_auto_class()
+MoADrafterForCausalLM.register_for_auto_class("AutoModelForCausalLM")
 
 __all__ = [
     "DraftContext",

@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
 
 
@@ -22,6 +23,10 @@ class MoADrafterConfig(PreTrainedConfig):
         num_attention_heads, head_dim: shared by both.
         self_attention_num_key_value_heads, self_attention_intermediate_size: of SA.
         cross_attention_num_key_value_heads, cross_attention_intermediate_size: of CA.
+
+    The head, as the target has it:
+        logit_scale: what the head's products are multiplied by.
+        final_logit_softcapping: bound of a tanh over the logits, or None.
 
     Layer Self-Attention (LSA), section 4.2, of width `2 * E_kv`:
         layer_self_attention_num_attention_heads, layer_self_attention_num_key_value_heads,
@@ -78,6 +83,7 @@ class MoADrafterConfig(PreTrainedConfig):
     attention_bias: bool = False
     mlp_bias: bool = False
     initializer_range: float = 0.02
+    logit_scale: float = 1.0
     final_logit_softcapping: float | None = None
 
     bos_token_id: int | None = None
@@ -101,15 +107,17 @@ class MoADrafterConfig(PreTrainedConfig):
                 f"not {self.target_layer_inference}"
             )
         chosen = self.layer_self_attention_layers
-        if chosen is not None and (not chosen or sorted(set(chosen)) != list(chosen) or not 0 <= chosen[0] <= chosen[-1] < layers):
+        if chosen is not None and (
+            not chosen or sorted(set(chosen)) != list(chosen) or not 0 <= chosen[0] <= chosen[-1] < layers
+        ):
             raise ValueError(
-                f"layer_self_attention_layers must be ascending layer numbers of a target of {layers} layers, not {chosen}"
+                f"layer_self_attention_layers must be ascending layer numbers below the target's {layers}, not {chosen}"
             )
         if self.memory_hidden_state not in ("none", "entry", "add"):
             raise ValueError(f'memory_hidden_state must be "none", "entry" or "add", not {self.memory_hidden_state!r}')
         if self.draft_vocab_size is not None and not 0 < self.draft_vocab_size <= self.vocab_size:
             raise ValueError(
-                f"draft_vocab_size must be between 1 and the vocabulary's {self.vocab_size}, not {self.draft_vocab_size}"
+                f"draft_vocab_size must be from 1 to the vocabulary's {self.vocab_size}, not {self.draft_vocab_size}"
             )
         for name, heads, groups in (
             ("self_attention", self.num_attention_heads, self.self_attention_num_key_value_heads),
@@ -122,11 +130,15 @@ class MoADrafterConfig(PreTrainedConfig):
         ):
             if groups < 1 or heads % groups:
                 raise ValueError(f"{name}: {heads} attention heads cannot share {groups} key/value heads evenly")
-        if self.layer_width % self.layer_self_attention_num_attention_heads:
+        if self.layer_width % (2 * self.layer_self_attention_num_attention_heads):
             raise ValueError(
-                f"layer_self_attention_num_attention_heads must divide the LSA width {self.layer_width}, "
-                f"not {self.layer_self_attention_num_attention_heads}"
+                f"layer_self_attention_num_attention_heads must divide the LSA width {self.layer_width} into heads "
+                f"of an even size (rotary embeddings turn pairs), not {self.layer_self_attention_num_attention_heads}"
             )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim must be even (rotary embeddings turn pairs), not {self.head_dim}")
+        if self.hidden_act not in ACT2FN:
+            raise ValueError(f"hidden_act {self.hidden_act!r} is none that transformers knows, such as silu or gelu")
 
     @property
     def layer_width(self) -> int:
@@ -147,20 +159,23 @@ class MoADrafterConfig(PreTrainedConfig):
         """Sizes a drafter for a target: about the shape of one target layer for SA and CA, LSA a third of it.
 
         Raises:
-            ValueError: the target has no plain per-layer key/value cache of one shape, with the reason.
+            ValueError: the target has no plain per-layer key/value cache of one shape, or its last layers cannot be
+                reused; with the reason.
         """
         config = target_config.get_text_config(decoder=True)
-        reason = unsupported_target(config)
+        reason = unsupported_target(config, target_layer_inference)
         if reason:
             raise ValueError(f"A {config.model_type} target cannot have a MoA drafter: {reason}")
         heads = config.num_attention_heads
-        groups = getattr(config, "num_key_value_heads", None) or heads
+        groups = key_value_heads(config)
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         rope = getattr(config, "rope_parameters", None) or {}
         if "rope_theta" not in rope:  # one set of parameters per attention type: take the global one
             rope = rope.get("full_attention", {})
         layer_width = 2 * groups * head_dim
-        layer_heads = max(h for h in range(1, layer_width // 16 + 1) if layer_width % h == 0 and layer_width // h >= min(64, head_dim))
+        layer_heads = max(
+            h for h in range(1, layer_width // 16 + 1) if layer_width % h == 0 and layer_width // h >= min(64, head_dim)
+        )
         layer_groups = next(g for g in range(max(1, layer_heads // 3), 0, -1) if layer_heads % g == 0)
         sizes: dict[str, Any] = {
             "vocab_size": config.vocab_size,
@@ -180,6 +195,7 @@ class MoADrafterConfig(PreTrainedConfig):
             "rms_norm_eps": getattr(config, "rms_norm_eps", 1e-6),
             "rope_theta": rope.get("rope_theta", 10000.0),
             "max_position_embeddings": config.max_position_embeddings,
+            "logit_scale": getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1.0),
             "final_logit_softcapping": getattr(config, "final_logit_softcapping", None),
             "bos_token_id": config.bos_token_id,
             "eos_token_id": config.eos_token_id,
@@ -191,8 +207,11 @@ class MoADrafterConfig(PreTrainedConfig):
         return cls(**(sizes | overrides))
 
 
-def unsupported_target(config: PreTrainedConfig) -> str | None:
-    """Why a target of this configuration cannot have a drafter, or None when it can."""
+def unsupported_target(config: PreTrainedConfig, target_layer_inference: int = 0) -> str | None:
+    """Why a target of this configuration cannot have a drafter, or None when it can.
+
+    What only the model itself shows is checked when it is lent.
+    """
     if config.is_encoder_decoder:
         return "it is an encoder-decoder"
     if getattr(config, "num_attention_heads", None) is None or isinstance(config.num_attention_heads, list):
@@ -205,4 +224,29 @@ def unsupported_target(config: PreTrainedConfig) -> str | None:
         return "it caches a compressed latent instead of keys and values"
     if getattr(config, "num_kv_shared_layers", 0):
         return "some of its layers share another layer's key/value cache"
+    if getattr(config, "multi_query", False):
+        return "it declares its key/value heads in an older way (multi_query)"
+    if target_layer_inference and "sliding_attention" in layer_kinds(config)[-target_layer_inference:]:
+        return (
+            f"one of its last {target_layer_inference} layers has a sliding window, which cannot be reused for "
+            "drafting (TLI); use target_layer_inference=0"
+        )
     return None
+
+
+def layer_kinds(config: PreTrainedConfig) -> list[str]:
+    """The kind of attention of each layer; older configurations have one for all of them."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds:
+        return list(kinds)
+    kind = "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
+    return [kind] * config.num_hidden_layers
+
+
+def key_value_heads(config: PreTrainedConfig) -> int:
+    """Key/value heads per layer: as many as attention heads in families that know no sharing (GPT-NeoX, OPT), even
+    where a number was passed to their configuration."""
+    name = "num_key_value_heads"
+    cls = type(config)
+    knows = hasattr(cls, name) or name in cls.attribute_map or not cls.__module__.startswith("transformers.")
+    return (getattr(config, name, None) if knows else None) or config.num_attention_heads

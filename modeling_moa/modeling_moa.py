@@ -13,22 +13,22 @@ Shapes use B rows, T verified tokens, Q query tokens, L layers read by LSA, E th
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NoReturn
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import initialization as init
 from transformers.activations import ACT2FN
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.generation import GenerationMixin
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_outputs import CausalLMOutput
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.models.auto import AutoConfig, AutoModel
 
-from .configuration_moa import MoADrafterConfig, unsupported_target
+from .configuration_moa import MoADrafterConfig, key_value_heads, unsupported_target
 
 KeyValue = tuple[torch.Tensor, torch.Tensor]  # keys and values, each (B, kv_heads, T, head_dim)
 
@@ -139,9 +139,33 @@ def eager_attention(
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
+def short_attention(
+    module: "MoAAttention",
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention over a handful of positions for very many sequences, as LSA needs it: (N, heads, L, D) -> (N, L, heads, D).
+
+    One batched product for the query heads that share a key/value head. Kernels made for long sequences take half as
+    long again for four positions, and LSA is most of what training costs.
+    """
+    sequences, heads, length, dim = query.shape
+    groups = key.shape[1]
+    grouped = query.reshape(sequences * groups, heads // groups * length, dim)
+    scores = torch.bmm(grouped, key.transpose(2, 3).reshape(sequences * groups, dim, length)) * scaling
+    weights = scores.softmax(dim=-1, dtype=torch.float32).to(value.dtype)
+    output = torch.bmm(weights, value.reshape(sequences * groups, length, dim))
+    return output.view(sequences, heads, length, dim).transpose(1, 2), weights
+
+
 class MoAAttention(nn.Module):
     """Attention whose queries and keys/values are computed apart, because CA's come from different tokens."""
 
+    over_layers = False  # true in LSA: a handful of positions, very many sequences
     is_causal = False  # masks say who sees whom; sdpa would assume a causal one where there is none
 
     def __init__(self, config: MoADrafterConfig, width: int, heads: int, groups: int, head_dim: int):
@@ -166,9 +190,9 @@ class MoAAttention(nn.Module):
         self, normed: torch.Tensor, tables: KeyValue, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
         query = self.q_proj(normed).view(*normed.shape[:-1], -1, self.head_dim).transpose(1, 2)
-        attend: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, eager_attention
-        )
+        attend: Callable[..., Any] = short_attention
+        if not self.over_layers:
+            attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
         output, _ = attend(self, rotate(query, tables), key, value, mask, scaling=self.scaling, dropout=0.0)
         return self.o_proj(output.reshape(*normed.shape[:-1], -1))
 
@@ -188,9 +212,7 @@ class MoAMLP(nn.Module):
 class MoADecoderLayer(nn.Module):
     """A pre-norm decoder layer. Parameter names follow transformers' Llama, as in the published checkpoints."""
 
-    def __init__(
-        self, config: MoADrafterConfig, width: int, heads: int, groups: int, head_dim: int, intermediate: int
-    ):
+    def __init__(self, config: MoADrafterConfig, width: int, heads: int, groups: int, head_dim: int, intermediate: int):
         super().__init__()
         self.self_attn = MoAAttention(config, width, heads, groups, head_dim)
         self.mlp = MoAMLP(config, width, intermediate)
@@ -212,7 +234,7 @@ class MoAPreTrainedModel(PreTrainedModel):
     config_class = MoADrafterConfig
     config: MoADrafterConfig
     base_model_prefix = ""
-    _no_split_modules = ["MoADecoderLayer"]
+    _no_split_modules: ClassVar[list[str]] = ["MoADecoderLayer"]
     _supports_sdpa = True
     _supports_flash_attn = False
     _supports_attention_backend = True
@@ -248,6 +270,7 @@ class MoADrafterForCausalLM(MoAPreTrainedModel, GenerationMixin):
             layer_width // layer_heads,
             config.layer_self_attention_intermediate_size,
         )
+        self.layer_self_attention.self_attn.over_layers = True
         self.Ekv2E = nn.Linear(layer_width, width)
         self.self_attention = MoADecoderLayer(
             config,
@@ -277,20 +300,101 @@ class MoADrafterForCausalLM(MoAPreTrainedModel, GenerationMixin):
             self._build_own_copies()
         self.post_init()
 
+    @classmethod
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+        """As transformers'; a weight that the checkpoint lacks is an error, where transformers would draw it at random.
+
+        Raises:
+            OSError: there is no such checkpoint.
+            ValueError: it is not a drafter's, or not all of one.
+        """
+        try:
+            drafter, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        except SafetensorError as error:
+            raise ValueError(f"The checkpoint {args[0]} is damaged: {error}. Fetch or write it again.") from error
+        if info["missing_keys"]:
+            missing = sorted(info["missing_keys"])
+            raise ValueError(
+                f"The checkpoint {args[0]} is not a whole MoA drafter: it lacks {len(missing)} of its weights, such as "
+                f"{missing[0]}."
+            )
+        return (drafter, info) if output_loading_info else drafter
+
     # -- the frozen parts ------------------------------------------------------------------------------------------
 
     def lend(self, target: PreTrainedModel) -> None:
         """Takes the target's embeddings, head, final norm and last layers by reference, after checking that they fit.
 
         Raises:
-            WrongTargetError: the target's sizes, architecture or weights are not those the drafter was made for.
+            WrongTargetError: the target's sizes, architecture or weights are not those the drafter was made for, or it
+                computes differently from what they say (three tokens are tried).
         """
         check_target(self.config, target)
-        base = target.get_decoder() if hasattr(target, "get_decoder") else target.model
-        head = target.get_output_embeddings()
+        base = target.get_decoder()
         tail_layers = self.config.target_layer_inference
+        if tail_layers and not isinstance(getattr(base, "layers", None), nn.ModuleList):
+            what = f"the layers of a {base.__class__.__name__} cannot be reused for drafting (TLI)"
+            refuse_target(self.config, target, f"{what}; use target_layer_inference=0")
         tail = tail_model(base, tail_layers) if tail_layers else None
-        self._lent = LentParts(target.get_input_embeddings(), *self._head_rows(head), tail)
+        before = self._lent
+        self._lent = LentParts(target.get_input_embeddings(), *self._head_rows(target.get_output_embeddings()), tail)
+        try:
+            self._try_lent_parts(target)
+        except Exception:
+            self._lent = before
+            raise
+
+    @torch.no_grad()
+    def _try_lent_parts(self, target: PreTrainedModel) -> None:
+        """Runs the target on three tokens and compares. Families differ in ways that no configuration states, such as
+        position embeddings or scales applied outside of the layers, or a head that is not one matrix."""
+        config = self.config
+        ids = (torch.arange(1, 4, device=target.device) % config.vocab_size)[None]
+        training = target.training
+        if training:
+            target.eval()
+        try:
+            output = target(input_ids=ids, use_cache=True, output_hidden_states=True)
+        finally:
+            if training:
+                target.train()
+        cache = output.get("cache")
+        layers = config.target_num_hidden_layers
+        if not isinstance(cache, Cache) or len(cache.layers) != layers:
+            refuse_target(config, target, f"it keeps no key/value cache of its {layers} layers")
+        expected = (1, config.target_num_key_value_heads, ids.shape[1], config.target_head_dim)
+        for index in config.lsa_layers:
+            for states in (cache.layers[index].keys, cache.layers[index].values):
+                if tuple(states.shape) != expected:
+                    found = tuple(states.shape)
+                    refuse_target(
+                        config, target, f"layer {index} caches {found} numbers where {expected} were expected"
+                    )
+
+        tolerance = 5e-3 if output.logits.dtype == torch.float32 else 5e-2  # above TF32's and bf16's rounding
+
+        def differs(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+            ours, theirs = ours.float(), theirs.float()
+            return not (ours - theirs).norm() <= tolerance * theirs.norm()  # true of NaN as well
+
+        last_hidden = output.hidden_states[-1]
+        logits = output.logits
+        if config.draft_vocab_size is not None:
+            logits = logits[..., self.draft_vocab_ids.to(logits.device)]
+        if differs(self.head(last_hidden), logits):
+            refuse_target(config, target, "its head does more than multiply its last hidden state with a matrix")
+        tail_layers = config.target_layer_inference
+        if tail_layers:
+            positions = torch.arange(ids.shape[1], device=ids.device)[None]
+            causal = torch.ones(1, 1, ids.shape[1], ids.shape[1], dtype=torch.bool, device=ids.device).tril()
+            try:
+                reused = self.run_target_layers(output.hidden_states[layers - tail_layers], positions, causal, None)
+            except (TypeError, ValueError, RuntimeError, IndexError) as error:
+                what = f"its last {tail_layers} layers cannot be reused for drafting (TLI)"
+                refuse_target(config, target, f"{what}: {error}; use target_layer_inference=0")
+            if differs(reused, last_hidden):
+                what = f"its last {tail_layers} layers compute something else when reused for drafting (TLI)"
+                refuse_target(config, target, f"{what}; use target_layer_inference=0")
 
     def take_back(self) -> None:
         """Forgets the lent parts."""
@@ -304,9 +408,8 @@ class MoADrafterForCausalLM(MoAPreTrainedModel, GenerationMixin):
             RuntimeError: none were lent yet; the message says what to call.
         """
         if self._lent is None and self.config.standalone:
-            self._lent = LentParts(
-                self.embed_tokens, self.lm_head.weight, self.lm_head.bias, self.tail if self.config.target_layer_inference else None
-            )
+            tail = self.tail if self.config.target_layer_inference else None
+            self._lent = LentParts(self.embed_tokens, self.lm_head.weight, self.lm_head.bias, tail)
         if self._lent is None:
             name = self.config.target_name or "its target"
             raise RuntimeError(
@@ -346,7 +449,9 @@ class MoADrafterForCausalLM(MoAPreTrainedModel, GenerationMixin):
         lent = self.lent
         if lent.head_bias is not None or type(lent.embed_tokens).forward is not nn.Embedding.forward:
             raise ValueError("This target's embedding or head is not a plain matrix; a standalone copy is not possible")
-        config = self.config.__class__.from_dict(self.config.to_dict() | {"standalone": True})
+        tail_config = lent.tail.config.to_dict() if lent.tail is not None else None
+        changes = {"standalone": True, "target_config": tail_config}
+        config = self.config.__class__.from_dict(self.config.to_dict() | changes)
         copy = type(self)(config).to(self.dtype)
         copy.load_state_dict(self.state_dict(), strict=False)
         with torch.no_grad():
@@ -390,11 +495,19 @@ class MoADrafterForCausalLM(MoAPreTrainedModel, GenerationMixin):
             last_hidden: (B, T, E), after the final norm; needed when `config.memory_hidden_state` is not "none".
 
         Returns:
-            (B, T, L, W), or (B, T, L * W + E) flattened when the hidden state travels along.
+            (B, T, L * W), followed by the E of the hidden state where it travels along.
+
+        Raises:
+            ValueError: these are not the states of the layers that LSA reads.
         """
         pairs = zip(keys, values, strict=True)
         # head by head, each key beside its value: the order of the published checkpoints
         flat = torch.cat([torch.cat([k, v], -1).transpose(1, 2).flatten(2) for k, v in pairs], dim=-1)
+        if flat.shape[-1] != len(self.config.lsa_layers) * self.config.layer_width:
+            raise ValueError(
+                f"LSA reads {len(self.config.lsa_layers)} layers of {self.config.layer_width} numbers per token; "
+                f"{len(keys)} layers with {flat.shape[-1]} numbers in all were given"
+            )
         if self.config.memory_hidden_state == "none":
             return flat
         if last_hidden is None:
@@ -485,7 +598,7 @@ class MoADrafterForCausalLM(MoAPreTrainedModel, GenerationMixin):
         """
         if context is None:
             raise ValueError("A MoA drafter drafts from the verified past: give it a context (see `encode`)")
-        batch, queries = input_ids.shape
+        queries = input_ids.shape[1]
         before = drafted[0][0].shape[2] if drafted else 0
         if position_ids is None:
             position_ids = context.length + before + torch.arange(queries, device=input_ids.device)[None]
@@ -535,7 +648,8 @@ class MoADrafterForCausalLM(MoAPreTrainedModel, GenerationMixin):
             mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=layer_input.device)
         additive = None
         if mask is not None:
-            additive = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
+            additive = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+            additive = additive.masked_fill(~mask, torch.finfo(dtype).min).expand(layer_input.shape[0], -1, -1, -1)
         output = tail(
             inputs_embeds=layer_input.to(dtype),
             attention_mask=additive,
@@ -553,6 +667,8 @@ class MoADrafterForCausalLM(MoAPreTrainedModel, GenerationMixin):
         """The lent LM head, over the draft vocabulary. (..., E) -> (..., draft vocabulary)."""
         lent = self.lent
         logits = nn.functional.linear(hidden.to(lent.head_weight.dtype), lent.head_weight, lent.head_bias)
+        if self.config.logit_scale != 1.0:
+            logits = logits * self.config.logit_scale
         cap = self.config.final_logit_softcapping
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
@@ -668,6 +784,17 @@ def weight_fingerprint(target: PreTrainedModel, samples: int = 64) -> list[float
     return [round(v, 4) for v in (values / values.norm().clamp(min=1e-12)).tolist()]
 
 
+def refuse_target(config: MoADrafterConfig, target: PreTrainedModel, what: str) -> NoReturn:
+    """
+    Raises:
+        WrongTargetError: with the name of the target that the drafter was made for, of this one, and the reason.
+    """
+    name = getattr(target.config, "_name_or_path", None) or target.config.get_text_config(decoder=True).model_type
+    raise WrongTargetError(
+        f"This drafter was made for {config.target_name or 'an unnamed target'} and does not fit {name}: {what}"
+    )
+
+
 def check_target(config: MoADrafterConfig, target: PreTrainedModel) -> None:
     """Compares a target with the one the drafter was made for.
 
@@ -675,36 +802,30 @@ def check_target(config: MoADrafterConfig, target: PreTrainedModel) -> None:
         WrongTargetError: with both names and the first thing that differs.
     """
     theirs = target.config.get_text_config(decoder=True)
-    name = getattr(target.config, "_name_or_path", None) or theirs.model_type
 
-    def refuse(what: str) -> None:
-        raise WrongTargetError(
-            f"This drafter was made for {config.target_name or 'another target'} and does not fit {name}: {what}"
-        )
+    def refuse(what: str) -> NoReturn:
+        refuse_target(config, target, what)
 
-    reason = unsupported_target(theirs)
+    reason = unsupported_target(theirs, config.target_layer_inference)
     if reason:
         refuse(reason)
-    heads = theirs.num_attention_heads
     sizes = {
         "vocab_size": (config.vocab_size, theirs.vocab_size),
         "hidden_size": (config.hidden_size, theirs.hidden_size),
         "num_hidden_layers": (config.target_num_hidden_layers, theirs.num_hidden_layers),
-        "num_key_value_heads": (config.target_num_key_value_heads, getattr(theirs, "num_key_value_heads", None) or heads),
-        "head_dim": (config.target_head_dim, getattr(theirs, "head_dim", None) or theirs.hidden_size // heads),
+        "num_key_value_heads": (config.target_num_key_value_heads, key_value_heads(theirs)),
+        "head_dim": (
+            config.target_head_dim,
+            getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads,
+        ),
     }
     for what, (ours, found) in sizes.items():
         if ours != found:
             refuse(f"its {what} is {found}, the drafter needs {ours}")
     if config.target_model_type and config.target_model_type != theirs.model_type:
         refuse(f"it is a {theirs.model_type} model, the drafter needs {config.target_model_type}")
-    kinds = list(getattr(theirs, "layer_types", None) or [])
-    tail = config.target_layer_inference
-    if tail and "sliding_attention" in kinds[-tail:]:
-        refuse(f"one of its last {tail} layers has a sliding window, which cannot be reused for drafting (TLI)")
     if config.target_fingerprint:
-        ours = torch.tensor(config.target_fingerprint)
-        found = torch.tensor(weight_fingerprint(target, len(config.target_fingerprint)))
-        similarity = torch.nn.functional.cosine_similarity(ours, found, dim=0).item()
+        sketches = torch.tensor([config.target_fingerprint, weight_fingerprint(target, len(config.target_fingerprint))])
+        similarity = nn.functional.cosine_similarity(sketches[0], sketches[1], dim=0).item()
         if similarity < 0.9:
             refuse(f"the sizes are the same but the weights are not (similarity {similarity:.2f})")
