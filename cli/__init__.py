@@ -13,6 +13,8 @@ from importlib import import_module, metadata
 
 COMMANDS = {
     "generate": "answer a prompt, and show what was drafted, kept and thrown away",
+    "distill": "collect the target's own answers, the training data of a drafter",
+    "train": "train a drafter on them",
 }
 
 

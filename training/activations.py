@@ -21,7 +21,6 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..modeling_moa import MoADrafterConfig, MoADrafterForCausalLM, weight_fingerprint
-from .batched_decoding import GROUPED_ATTENTION
 
 SHARD_TOKENS = 65536
 BATCH_TOKENS = 4096
@@ -131,14 +130,8 @@ class ActivationCache:
         ids = torch.tensor([row + [0] * (width - len(row)) for row in batch], device=target.device)
         tail = self.config.target_layer_inference
         wanted = [self.config.target_num_hidden_layers - tail] if tail else []
-        causal = torch.full((width, width), torch.finfo(target.dtype).min, device=ids.device).triu(1)[None, None]
-        previous = target.config._attn_implementation
-        target.config._attn_implementation = GROUPED_ATTENTION
-        try:
-            decoder = target.get_decoder()
-            output = decoder(ids, attention_mask=causal, use_cache=True, output_hidden_states=wanted or False)
-        finally:
-            target.config._attn_implementation = previous
+        # Padding is on the right, so plain causal attention needs no mask, which is the fast path of sdpa.
+        output = target.get_decoder()(ids, use_cache=True, output_hidden_states=wanted or False)
         keys = [output.cache.layers[i].keys for i in self.layers]
         values = [output.cache.layers[i].values for i in self.layers]
         pairs = zip(keys, values, strict=True)

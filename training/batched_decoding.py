@@ -71,7 +71,12 @@ def grouped_attention(
         output = torch.cat(
             [
                 nn.functional.scaled_dot_product_attention(
-                    query[rows], key[rows, :, :n], value[rows, :, :n], mask[rows, ..., :n], scale=scaling, enable_gqa=grouped
+                    query[rows],
+                    key[rows, :, :n],
+                    value[rows, :, :n],
+                    mask[rows, ..., :n],
+                    scale=scaling,
+                    enable_gqa=grouped,
                 )
                 for i, n in enumerate(visible_per_chunk)
                 for rows in [slice(i * size, (i + 1) * size)]
@@ -218,9 +223,7 @@ class BatchedDecoder:
         cache = DynamicCache()
         length = prompt.shape[1]
         mask = torch.full((length, length), torch.finfo(torch.float32).min, device=self.model.device).triu(1)
-        output = self.model(
-            prompt, attention_mask=mask[None, None], cache=cache, use_cache=True, logits_to_keep=1
-        )
+        output = self.model(prompt, attention_mask=mask[None, None], cache=cache, use_cache=True, logits_to_keep=1)
         for target, source in zip(self.cache.layers, cache.layers, strict=True):
             target.fill(slot, source.keys, source.values)
         temperature = torch.tensor([request.temperature], device=self.model.device)

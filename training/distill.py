@@ -9,6 +9,7 @@ loses at most the answers under way, and a second run with the same file goes on
 
 import json
 import os
+import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,6 +43,28 @@ def read_rows(path: str | Path) -> Iterator[dict[str, Any]]:
                 return
             raise ValueError(f"{path}, line {number}: not JSON ({error.msg})") from None
         yield row
+
+
+def conversations(rows: Iterator[dict[str, Any]], seed: int = 0, greedy_share: float = 0.6) -> Iterator[Conversation]:
+    """Given prompts as conversations to be answered, greedily or sampled.
+
+    Args:
+        rows: each with `messages` (ending with the user's turn) or `prompt`; `kind` and `greedy` are kept where given.
+
+    Raises:
+        ValueError: a row has neither, or does not end with the user's turn.
+    """
+    chance = random.Random(seed)
+    for number, row in enumerate(rows, 1):
+        messages = row.get("messages") or ([{"role": "user", "content": row["prompt"]}] if row.get("prompt") else [])
+        while messages and messages[-1]["role"] == "assistant":
+            messages = messages[:-1]  # data sets of whole conversations: the last answer is ours to write
+        if not messages or messages[-1]["role"] != "user":
+            raise ValueError(f"prompt {number}: needs `prompt`, or `messages` that end with the user's turn")
+        greedy = row.get("greedy")
+        if greedy is None:
+            greedy = chance.random() < greedy_share
+        yield Conversation(row.get("kind", "given"), messages, "", False, greedy)
 
 
 class Distiller:

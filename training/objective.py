@@ -185,7 +185,9 @@ def _through_target_layers(
     mixed = torch.where(predicted_here[..., None], predicted, mixed)
     rows = torch.arange(len(true), device=true.device)[:, None]
     # Padding queries share the last position with a real one: write the real ones last.
-    whole = true.index_put((rows.expand_as(query_positions)[predicted_here], query_positions[predicted_here]), mixed[predicted_here])
+    whole = true.index_put(
+        (rows.expand_as(query_positions)[predicted_here], query_positions[predicted_here]), mixed[predicted_here]
+    )
     width = positions.shape[1]
     causal = torch.ones(width, width, dtype=torch.bool, device=true.device).tril()[None, None]
     through = drafter.run_target_layers(whole, positions, causal, None)

@@ -37,8 +37,10 @@ OPENINGS: dict[str, list[str]] = {
         "What do you think about {topic}", "Tell me an interesting fact about {topic}", "Give me five tips on ",
     ],
     "qa": [
-        "Who ", "When did ", "Where is ", "What is ", "What are ", "Which ", "How many ", "How does ", "Who was the first ",
-        "What is the name of ", "When was ", "Who wrote ", "What is the capital of ", "Where was ", "Why did ", "Why is ",
+        "Who ", "When did ", "Where is ", "What is ", "What are ", "Which ", "How many ", "How does ",
+        "Who was the first ",
+        "What is the name of ", "When was ", "Who wrote ", "What is the capital of ", "Where was ",
+        "Why did ", "Why is ",
         "Who plays ", "Who won ", "What does ", "How long does ", "what is the meaning of ", "who sings ", "when does ",
         "where does ", "Is ", "Define ", "What year ",
     ],
@@ -53,7 +55,8 @@ OPENINGS: dict[str, list[str]] = {
     "article": [
         "Write a news article about {topic}.", "Write a news report about {topic} with names, places and quotes.",
         "Write an encyclopedia entry about {topic}.", "Write a magazine article about {topic}.",
-        "Write a detailed paragraph on the history of {topic}.", "Write a newspaper story about {topic} in a small town.",
+        "Write a detailed paragraph on the history of {topic}.",
+        "Write a newspaper story about {topic} in a small town.",
         "Write two paragraphs that explain {topic}.", "Write a biography of someone known for {topic}.",
     ],
     "code": [
@@ -66,9 +69,11 @@ OPENINGS: dict[str, list[str]] = {
     ],
     "maths": [
         "Solve for x: ", "Calculate ", "What is the sum of ", "A train travels ", "If a ", "John has ", "Mary buys ",
-        "There are ", "A farmer ", "A store sells ", "In a class of ", "Find the area of ", "Tom is ", "A recipe needs ",
+        "There are ", "A farmer ", "A store sells ", "In a class of ", "Find the area of ", "Tom is ",
+        "A recipe needs ",
         "What is the probability ", "A rectangle ", "Every day, ", "Emma earns ", "A shop ", "The price of ",
-        "Simplify the expression ", "A car ", "Sam and ", "How many ", "A box contains ", "The ratio of ", "Prove that ",
+        "Simplify the expression ", "A car ", "Sam and ", "How many ", "A box contains ", "The ratio of ",
+        "Prove that ",
         "Let f(x) = ", "What is the derivative of ", "Lisa had ", "A company ", "Convert ",
     ],
     "reasoning": [
@@ -80,7 +85,8 @@ OPENINGS: dict[str, list[str]] = {
     ],
     "translate_out": [
         "Translate into German: ", "Translate to French: ", "Translate this sentence to Spanish: ",
-        "Write three sentences in German about {topic}.", "How do you say in German ", "Translate from English to German: ",
+        "Write three sentences in German about {topic}.", "How do you say in German ",
+        "Translate from English to German: ",
         "Write a short text in German about {topic}.", "Write a paragraph in French about {topic}.",
     ],
 }  # fmt: skip
@@ -98,7 +104,8 @@ QUESTION = [
 ]  # fmt: skip
 QUESTION_WORDS = ["What", "Who", "When", "Where", "Why", "How", "Which", "What is", "How many", "Who was", "What did"]
 TRANSLATE_IN = [
-    "Translate German to English: {text}", "Translate this into English: {text}", "What does this mean in English?\n{text}",
+    "Translate German to English: {text}", "Translate this into English: {text}",
+    "What does this mean in English?\n{text}",
     "Translate the following text to English.\n\n{text}",
 ]  # fmt: skip
 REWRITE = [
@@ -191,6 +198,4 @@ class SelfPrompts:
         if finished and len(conversation.messages) == 1 and self.random.random() < FOLLOW_UP_SHARE:
             messages = [*conversation.messages, {"role": "assistant", "content": answer}]
             greedy = self.random.random() < self.greedy_share
-            self.follow_ups.append(
-                Conversation("multi_turn", messages, self.random.choice(FOLLOW_UPS), True, greedy)
-            )
+            self.follow_ups.append(Conversation("multi_turn", messages, self.random.choice(FOLLOW_UPS), True, greedy))

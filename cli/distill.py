@@ -1,0 +1,80 @@
+"""Collects the target's own answers, the training data of a drafter.
+
+Prompts come from a JSON-lines file (`prompt` or `messages` per line), from a data set on the Hub, or, when none is named,
+from the target itself. A run that was stopped goes on where it ended when it is started again with the same output.
+"""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .arguments import positive
+
+EXAMPLE = "moa distill --output data/answers.jsonl --answer-tokens 500000"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="JSON-lines file; rows are appended")
+    parser.add_argument(
+        "--answer-tokens",
+        type=positive,
+        default=1_000_000,
+        metavar="N",
+        help="stop at N in the file (default: %(default)s)",
+    )
+    parser.add_argument("--prompts", type=Path, metavar="FILE", help="JSON-lines file of prompts")
+    parser.add_argument("--dataset", metavar="NAME", help="a data set on the Hub or a folder, with prompt or messages")
+    parser.add_argument("--split", default="train", help="of the data set (default: %(default)s)")
+    parser.add_argument("--target", metavar="NAME", help="a folder or a repository (default: SmolLM2-135M-Instruct)")
+    parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"], help="(default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="(default: %(default)s)")
+    parser.add_argument("--slots", type=positive, default=96, help="rows decoded together (default: %(default)s)")
+    parser.add_argument(
+        "--max-length", type=positive, default=768, help="of prompt and answer together (default: %(default)s)"
+    )
+    parser.add_argument("--max-new-tokens", type=positive, default=256, help="of an answer (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> None:
+    from tqdm import tqdm
+
+    from ..targets import load_target
+    from ..training.distill import Distiller, conversations
+
+    prompts = None
+    if args.prompts or args.dataset:
+        prompts = conversations(_read_prompts(args), args.seed)
+    target, tokenizer = load_target(args.target, args.dtype)
+    distiller = Distiller(
+        target.to(args.device),
+        tokenizer,
+        args.output,
+        slots=args.slots,
+        max_length=args.max_length,
+        max_new_tokens=args.max_new_tokens,
+        prompts=prompts,
+        seed=args.seed,
+    )
+    with tqdm(total=args.answer_tokens, initial=distiller.tokens, unit=" tokens", unit_scale=True) as bar:
+
+        def show(rows: int, tokens: int) -> None:
+            bar.set_description(f"{rows} rows", refresh=False)
+            bar.update(tokens - bar.n)
+
+        distiller.run(args.answer_tokens, show)
+    print(f"{args.output}: {distiller.rows} rows, {distiller.tokens} answer tokens")
+
+
+def _read_prompts(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    if args.prompts and args.dataset:
+        raise ValueError("--prompts and --dataset are two sources of prompts: name one of them")
+    if args.prompts:
+        from ..training.distill import read_rows
+
+        yield from read_rows(args.prompts)
+    else:
+        from datasets import load_dataset
+
+        yield from load_dataset(args.dataset, split=args.split)

@@ -1,0 +1,237 @@
+"""From rows of the target's own answers to a trained drafter.
+
+Knows: the order of the steps (target, drafter, activations, Trainer, record) and what a finished folder holds. Does not
+know what happens inside a step.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tqdm import tqdm
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from ..modeling_moa import MoADrafterConfig, MoADrafterForCausalLM, weight_fingerprint
+from ..targets import load_target
+from .activations import ActivationCache, ActivationDataset
+from .distill import read_rows
+from .initialisation import frequent_tokens, initialise_from_target
+from .recipe import Recipe
+from .trainer import MoATrainer
+
+
+def load_rows(paths: list[str | Path]) -> list[dict[str, Any]]:
+    """All rows of some JSON-lines files, in order.
+
+    Raises:
+        ValueError: a file has no rows, or a row no answer.
+    """
+    rows: list[dict[str, Any]] = []
+    for path in paths:
+        found = list(read_rows(path))
+        for number, row in enumerate(found, 1):
+            if not row.get("response_ids") or not ("messages" in row or "prompt" in row):
+                raise ValueError(f"{path}, row {number}: needs response_ids and messages (or prompt)")
+        if not found:
+            raise ValueError(f"{path} holds no rows")
+        rows += found
+    return rows
+
+
+def new_drafter(recipe: Recipe, target: PreTrainedModel, rows: list[dict[str, Any]]) -> MoADrafterForCausalLM:
+    """A drafter of the recipe's sizes with the target's parts lent, not trained yet."""
+    config = MoADrafterConfig.for_target(
+        target.config, **({"target_fingerprint": weight_fingerprint(target)} | recipe.drafter)
+    )
+    drafter = MoADrafterForCausalLM(config)
+    if config.draft_vocab_size is not None:
+        eos = target.generation_config.eos_token_id
+        always = eos if isinstance(eos, list) else [eos]
+        ids = frequent_tokens((row["response_ids"] for row in rows), config.draft_vocab_size, always)
+        drafter.draft_vocab_ids.copy_(ids)
+    drafter.lend(target)
+    if recipe.initialise_from_target:
+        initialise_from_target(drafter, target)
+    drafter.generation_config = GenerationConfig(**recipe.generation)
+    return drafter
+
+
+def split(count: int, held_out: int) -> tuple[list[int], list[int]]:
+    """Row numbers to train on and to evaluate on: every `held_out`-th is evaluated."""
+    evaluated = range(held_out - 1, count, held_out)
+    chosen = set(evaluated)
+    return [i for i in range(count) if i not in chosen], list(evaluated)
+
+
+def prepare(
+    recipe: Recipe,
+    data: list[str | Path],
+    output: str | Path,
+    activations: str | Path,
+    overrides: dict[str, Any] | None = None,
+    target: PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> MoATrainer:
+    """Everything up to the first step: target, new drafter, activations, Trainer. Arguments as for `train`."""
+    if target is None or tokenizer is None:
+        target, tokenizer = load_target(recipe.target, recipe.target_dtype)
+    target.requires_grad_(False)
+    rows = load_rows(data)
+    defaults = {
+        "eval_strategy": "steps",
+        "save_strategy": "steps",
+        "save_total_limit": 2,
+        "report_to": "none",
+        "remove_unused_columns": False,
+        "dataloader_pin_memory": False,
+        "use_cpu": not torch.accelerator.is_available(),
+    }
+    arguments = TrainingArguments(
+        output_dir=str(Path(output) / "run"), **(defaults | recipe.training | (overrides or {}))
+    )
+    transformers.set_seed(arguments.seed)
+    target.to(arguments.device)
+    drafter = new_drafter(recipe, target, rows)
+    cache = ActivationCache(activations, drafter.config)
+    with (
+        arguments.main_process_first(desc="activations"),
+        tqdm(desc="activations", unit=" tokens", unit_scale=True) as bar,
+    ):
+        cache.build(target, tokenizer, rows, recipe.max_length, bar.update)
+    trained_on, held_out = split(len(rows), recipe.held_out)
+    return MoATrainer(
+        drafter,
+        recipe.objective,
+        recipe.staircase_epochs,
+        args=arguments,
+        train_dataset=ActivationDataset(activations, drafter, trained_on),
+        eval_dataset=ActivationDataset(activations, drafter, held_out),
+    )
+
+
+def train(
+    recipe: Recipe,
+    data: list[str | Path],
+    output: str | Path,
+    activations: str | Path,
+    *,
+    overrides: dict[str, Any] | None = None,
+    target: PreTrainedModel | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> dict[str, float]:
+    """Trains a drafter, or goes on with a run that was stopped, and returns the last evaluation.
+
+    Args:
+        recipe: see `Recipe`.
+        data: JSON-lines files from `moa distill`.
+        output: folder of the drafter; the run's checkpoints lie in `output/run`.
+        activations: folder of the activation cache; built where it is missing, continued where it is short.
+        overrides: of the recipe's `training` arguments.
+        target, tokenizer: already loaded; else the recipe's are.
+    """
+    started = time.time()
+    trainer = prepare(recipe, data, output, activations, overrides, target, tokenizer)
+    run = trainer.args.output_dir
+    last = get_last_checkpoint(run) if os.path.isdir(run) else None
+    trainer.train(resume_from_checkpoint=last)
+    metrics = trainer.evaluate()
+    if trainer.is_world_process_zero():
+        save_finished(trainer, recipe, data, output, metrics, time.time() - started)
+    return metrics
+
+
+def profile(
+    recipe: Recipe,
+    data: list[str | Path],
+    output: str | Path,
+    activations: str | Path,
+    *,
+    overrides: dict[str, Any] | None = None,
+    steps: int = 20,
+) -> str:
+    """Times some steps and says where the time goes. Nothing is saved. Arguments as for `train`."""
+    trainer = prepare(recipe, data, output, activations, overrides)
+    model = trainer.accelerator.prepare(trainer.model)
+    optimizer = trainer.create_optimizer()
+    batches = iter(trainer.get_train_dataloader())
+    timed = tokens = rows = 0
+    watched = [torch.profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        watched.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=watched) as report:
+        for _ in range(steps):
+            started = time.perf_counter()
+            with torch.profiler.record_function("moa: read batch"):
+                batch = trainer._prepare_inputs(next(batches))
+            with torch.profiler.record_function("moa: forward"), trainer.compute_loss_context_manager():
+                output_ = model(**batch)
+            with torch.profiler.record_function("moa: backward"):
+                trainer.accelerator.backward(output_.loss)
+            with torch.profiler.record_function("moa: optimizer"):
+                torch.nn.utils.clip_grad_norm_(model.parameters(), trainer.args.max_grad_norm)
+                optimizer.step()
+                optimizer.zero_grad()
+            timed += time.perf_counter() - started
+            tokens += len(output_.agreement)
+            rows += len(batch["lengths"])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
+    table = report.key_averages().table(sort_by="self_cpu_time_total", row_limit=20, max_name_column_width=44)
+    return (
+        f"{table}\n{tokens / timed:.0f} loss-bearing tokens/s under the profiler over {steps} steps of "
+        f"{rows / steps:.0f} rows, {torch.get_num_threads()} threads, peak memory {peak:.2f} GiB"
+    )
+
+
+def save_finished(
+    trainer: MoATrainer,
+    recipe: Recipe,
+    data: list[str | Path],
+    output: str | Path,
+    metrics: dict[str, float],
+    seconds: float,
+) -> None:
+    """The drafter and `training_record.json`: what it was made from, how, and how it went."""
+    drafter = trainer.drafter.eval()
+    drafter.save_pretrained(output)
+    dataset: ActivationDataset = trainer.train_dataset
+    record = {
+        "recipe": recipe.to_dict(),
+        "training_arguments": {k: v for k, v in trainer.args.to_dict().items() if k in recipe.training or k == "seed"},
+        "data": [{"file": Path(p).name, "sha256": hashlib.sha256(Path(p).read_bytes()).hexdigest()} for p in data],
+        "training_rows": len(dataset),
+        "training_answer_tokens": dataset.answer_tokens,
+        "trainable_parameters": sum(p.numel() for p in drafter.parameters()),
+        "steps": trainer.state.global_step,
+        "epochs": trainer.state.epoch,
+        "hours_of_last_session": round(seconds / 3600, 3),
+        "final_evaluation": metrics,
+        "log": trainer.state.log_history,
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        "git_revision": _git_revision(),
+        "command": " ".join(sys.argv[1:]),
+        "machine": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads",
+    }
+    path = Path(output) / "training_record.json"
+    temporary = path.with_suffix(".partial")
+    temporary.write_text(json.dumps(record, indent=1))
+    os.replace(temporary, path)
+
+
+def _git_revision() -> str | None:
+    here = Path(__file__).parent
+    result = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
+    return result.stdout.strip() or None
