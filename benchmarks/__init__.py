@@ -1,1 +1,6 @@
-"""Spec-Bench, the baselines it compares, and reports."""
+"""Measures drafters: the field's two benchmarks, its definitions, and every method in the same run.
+
+`datasets` knows the questions, `methods` the rows of the table, `measure` one timed answer, `runner` the order in which
+they are measured and how a killed run goes on, `metrics` the arithmetic, `summary` the figures of a whole run, `probes`
+what one round costs, `report` how results become Markdown and pictures.
+"""
