@@ -79,7 +79,8 @@ class ActivationCache:
             different = [k for k in description if found.get(k) != description[k]]
             if different:
                 raise ValueError(
-                    f"{self.folder} holds activations with another {', '.join(different)}; choose another folder or delete it"
+                    f"{self.folder} holds activations with another {', '.join(different)}; "
+                    "choose another folder or delete it"
                 )
         else:
             _write_whole(meta, json.dumps(description))

@@ -14,6 +14,7 @@ from torch import nn
 
 from ..modeling_moa import MoADrafterForCausalLM
 from ..modeling_moa.modeling_moa import rotary_tables
+from .distillation_loss import distillation_loss
 
 
 @dataclass
@@ -25,7 +26,7 @@ class ObjectiveConfig:
         kl_weight: of the forward KL divergence, as its soft cross entropy, over the draft vocabulary.
         acceptance_weight: of `1 - sum(min(p, q))`, the rejection rate of speculative sampling (LK loss).
         depth_decay: a position `d` tokens after the first of its block weighs `depth_decay ** d`.
-        interval: synchronised positions of an answer lie `k` apart, `k` drawn per row from `[interval[0], interval[1])`.
+        interval: synchronised positions of an answer lie `k` apart, `k` drawn per row from `range(*interval)`.
     """
 
     feature_weight: float = 1.0
@@ -42,15 +43,17 @@ class ObjectiveConfig:
 
 @dataclass
 class ObjectiveOutput:
-    """`loss` is a scalar; the parts are detached means over loss-bearing positions. `agreement` and `depth`, (N,), say
-    for each such position whether the drafter's first choice is the target's, and how deep in its block it lies."""
+    """`loss` is a scalar; the parts are detached means over loss-bearing positions, which are described one by one:
+    `hidden` (N, E) and `true_hidden` (N, E) enter the head, `depth` (N,) is how deep in its block a position lies,
+    `row` (N,) which row of the batch it belongs to."""
 
     loss: torch.Tensor
     feature_loss: torch.Tensor
     layer_input_loss: torch.Tensor
     cross_entropy: torch.Tensor
     acceptance: torch.Tensor
-    agreement: torch.Tensor
+    hidden: torch.Tensor
+    true_hidden: torch.Tensor
     depth: torch.Tensor
     row: torch.Tensor
 
@@ -125,8 +128,8 @@ def training_objective(
 
     positions = torch.arange(width, device=device)[None].expand(rows, width)
     context = drafter.encode(ids, batch["layer_states"], positions)
-    tables = rotary_tables(query_positions, drafter.config.head_dim, drafter.config.rope_theta, drafter.dtype)
-    hidden = drafter.lent.embed(ids.gather(1, query_positions)).to(drafter.dtype)
+    tables = rotary_tables(query_positions, drafter.config.head_dim, drafter.config.rope_theta, drafter.compute_dtype)
+    hidden = drafter.lent.embed(ids.gather(1, query_positions)).to(drafter.compute_dtype)
     hidden = drafter.self_attention(hidden, tables, *context.self_attention, self_mask)
     predicted_input = prediction = drafter.cross_attention(hidden, tables, *context.cross_attention, cross_mask)
 
@@ -153,22 +156,21 @@ def training_objective(
             true_input = batch["layer_input"][row, true_positions].float()
             error = smooth_l1(predicted_input[loss_bearing].float(), true_input, reduction="none").mean(-1)
             layer_input_loss = (weight * error).sum()
-    logits = drafter.head(chosen).float()
-    with torch.no_grad():
-        target = drafter.head(true_hidden.to(chosen.dtype)).float().softmax(-1)
-        agreement = logits.argmax(-1) == target.argmax(-1)
-    log_probabilities = logits.log_softmax(-1)
-    cross_entropy = -(weight * (target * log_probabilities).sum(-1)).sum()
-    acceptance = zero
-    if config.acceptance_weight:
-        acceptance = (weight * torch.minimum(target, log_probabilities.exp()).sum(-1)).sum()
-
+    cross_entropy, acceptance = distillation_loss(drafter, chosen, true_hidden, weight, config.acceptance_weight > 0)
     features = (feature_loss + layer_input_loss) / 2 if drafter.config.target_layer_inference else feature_loss
     loss = config.feature_weight * features + config.kl_weight * cross_entropy
     if config.acceptance_weight:
         loss = loss + config.acceptance_weight * (1 - acceptance)
     parts = [part.detach() for part in (feature_loss, layer_input_loss, cross_entropy, acceptance)]
-    return ObjectiveOutput(loss, *parts, agreement=agreement, depth=depth, row=row)
+    return ObjectiveOutput(loss, *parts, chosen.detach(), true_hidden, depth, row)
+
+
+@torch.no_grad()
+def agreement(drafter: MoADrafterForCausalLM, output: ObjectiveOutput, chunk: int = 256) -> torch.Tensor:
+    """Whether the drafter's first choice is the target's, (N,) boolean, over the draft vocabulary."""
+    pairs = zip(output.hidden.split(chunk), output.true_hidden.split(chunk), strict=True)
+    same = [drafter.head(ours).argmax(-1) == drafter.head(true.to(ours.dtype)).argmax(-1) for ours, true in pairs]
+    return torch.cat(same) if same else output.depth.bool()
 
 
 def _through_target_layers(

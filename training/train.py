@@ -182,7 +182,7 @@ def profile(
                 optimizer.step()
                 optimizer.zero_grad()
             timed += time.perf_counter() - started
-            tokens += len(output_.agreement)
+            tokens += len(output_.depth)
             rows += len(batch["lengths"])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
     table = report.key_averages().table(sort_by="self_cpu_time_total", row_limit=20, max_name_column_width=44)

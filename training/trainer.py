@@ -16,7 +16,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from ..modeling_moa import MoADrafterForCausalLM
 from .activations import ActivationDataset, collate
-from .objective import ObjectiveConfig, ObjectiveOutput, draw_synchronised, training_objective
+from .objective import ObjectiveConfig, ObjectiveOutput, agreement, draw_synchronised, training_objective
 
 DEPTHS = 7  # agreement is reported for this many first positions of a block
 
@@ -104,10 +104,9 @@ class MoATrainer(Trainer):
             batch = self._prepare_inputs(collate(items))
             with self.compute_loss_context_manager():
                 output = model(**batch)
-            losses.append((output.loss.item(), len(output.agreement)))
-            for depth, row, same in zip(
-                output.depth.tolist(), output.row.tolist(), output.agreement.tolist(), strict=True
-            ):
+            losses.append((output.loss.item(), len(output.depth)))
+            agrees = agreement(self.drafter, output)
+            for depth, row, same in zip(output.depth.tolist(), output.row.tolist(), agrees.tolist(), strict=True):
                 for table, key in ((by_depth, depth), (by_kind, items[row]["kind"])):
                     table[key][0] += same
                     table[key][1] += 1
@@ -144,4 +143,3 @@ class MoATrainer(Trainer):
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Not estimated: the Trainer's formula is for models that embed and unembed every token."""
         return 0
-
