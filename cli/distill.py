@@ -1,7 +1,8 @@
 """Collects the target's own answers, the training data of a drafter.
 
 Prompts come from a JSON-lines file (`prompt` or `messages` per line), from a data set on the Hub, or, when none is
-named, from the target itself. A run that was stopped goes on where it ended when it is started again with the same output.
+named, from the target itself. A run that was stopped goes on where it ended when it is started again with the same
+output.
 """
 
 import argparse

@@ -99,7 +99,8 @@ class MoARMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return nn.functional.rms_norm(hidden.float(), hidden.shape[-1:], eps=self.eps).to(hidden.dtype) * self.weight
+        normed = nn.functional.rms_norm(hidden.float(), hidden.shape[-1:], eps=self.eps).to(hidden.dtype)
+        return normed * self.weight.to(hidden.dtype)
 
 
 def rotary_tables(position_ids: torch.Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> KeyValue:
@@ -148,7 +149,8 @@ def short_attention(
     scaling: float,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention over a handful of positions for very many sequences, as LSA needs it: (N, heads, L, D) -> (N, L, heads, D).
+    """Attention over a handful of positions for very many sequences, as LSA needs it: (N, heads, L, D) to
+    (N, L, heads, D).
 
     One batched product for the query heads that share a key/value head. Kernels made for long sequences take half as
     long again for four positions, and LSA is most of what training costs.
@@ -483,6 +485,12 @@ class MoADrafterForCausalLM(MoAPreTrainedModel, GenerationMixin):
     def tie_weights(self, *args: Any, **kwargs: Any) -> None:
         """Nothing of the drafter's own is tied."""
 
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Dtype of activations: autocast's where it is on, which saves casting back and forth; else the weights'."""
+        kind = self.device.type
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.dtype
+
     # -- once per verified token -------------------------------------------------------------------------------------
 
     def layer_states(
@@ -532,7 +540,7 @@ class MoADrafterForCausalLM(MoAPreTrainedModel, GenerationMixin):
 
     def memory(self, layer_states: torch.Tensor) -> torch.Tensor:
         """One vector per verified token, (B, T, E)."""
-        layer_states = layer_states.to(self.dtype)
+        layer_states = layer_states.to(self.compute_dtype)
         memory = self.Ekv2E(self.memory_vectors(layer_states))
         if self.config.memory_hidden_state == "add":
             memory = memory + self.hidden_state_map(layer_states[..., -self.config.hidden_size :])
@@ -563,8 +571,8 @@ class MoADrafterForCausalLM(MoAPreTrainedModel, GenerationMixin):
         target_layers: list[KeyValue] | None = None,
     ) -> DraftContext:
         """`encode` from memory vectors (B, T, E) that were computed elsewhere."""
-        tables = rotary_tables(position_ids, self.config.head_dim, self.config.rope_theta, self.dtype)
-        embeddings = self.lent.embed(input_ids).to(self.dtype)
+        tables = rotary_tables(position_ids, self.config.head_dim, self.config.rope_theta, self.compute_dtype)
+        embeddings = self.lent.embed(input_ids).to(self.compute_dtype)
         return DraftContext(
             self.self_attention.key_value(embeddings, tables),
             self.cross_attention.key_value(memory, tables),
@@ -606,9 +614,9 @@ class MoADrafterForCausalLM(MoAPreTrainedModel, GenerationMixin):
             visible = context.length + before + queries
             self_mask = torch.ones(queries, visible, dtype=torch.bool, device=input_ids.device)
             self_mask = self_mask.tril(context.length + before)[None, None]
-        tables = rotary_tables(position_ids, self.config.head_dim, self.config.rope_theta, self.dtype)
+        tables = rotary_tables(position_ids, self.config.head_dim, self.config.rope_theta, self.compute_dtype)
 
-        hidden = self.lent.embed(input_ids).to(self.dtype)
+        hidden = self.lent.embed(input_ids).to(self.compute_dtype)
         new_key, new_value = self.self_attention.key_value(hidden, tables)
         if drafted:
             new_key = torch.cat([drafted[0][0], new_key], dim=2)

@@ -64,7 +64,7 @@ class _DistillationLoss(torch.autograd.Function):
         return cross_entropy, acceptance
 
     @staticmethod
-    def backward(ctx, grad_cross_entropy, grad_acceptance):  # noqa: ANN001, ANN205 (autograd's signature)
+    def backward(ctx, grad_cross_entropy, grad_acceptance):
         saved = ctx.saved_tensors
         gradient = saved[0] * grad_cross_entropy.to(saved[0].dtype)
         if len(saved) > 1:
