@@ -1,0 +1,126 @@
+"""Distillation: answers are the target's own, batches stay full, runs resume."""
+
+import json
+
+import pytest
+import torch
+
+from moa_spec.training.batched_decoding import BatchedDecoder, Request, requests_from
+from moa_spec.training.distill import Distiller, conversations, read_rows
+from moa_spec.training.prompts import KIND_WEIGHTS, Conversation, SelfPrompts
+
+from .tiny import prompt, tiny_target
+from .training_data import prompts, tiny_chat_target, tiny_tokenizer
+
+
+@pytest.mark.parametrize("slots", [1, 3, 8])
+def test_greedy_answers_equal_plain_generate(slots: int) -> None:
+    target = tiny_target()
+    requests = [Request(prompt(3 + i, seed=i)[0].tolist(), 4 + i % 5, tag=i) for i in range(7)]
+    decoder = BatchedDecoder(target, slots, 64, eos_token_ids=[])
+    answers = {a.request.tag: a for a in decoder.run(requests_from(iter(requests)))}
+    assert sorted(answers) == list(range(7))
+    for i, request in enumerate(requests):
+        ids = torch.tensor([request.input_ids])
+        plain = target.generate(ids, max_new_tokens=request.max_new_tokens, do_sample=False)[0, ids.shape[1] :]
+        assert answers[i].token_ids == plain.tolist()
+
+
+def test_rows_end_at_eos_and_free_their_slot() -> None:
+    target = tiny_target()
+    ids = prompt(4)[0].tolist()
+    plain = target.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)[0, 4:].tolist()
+    decoder = BatchedDecoder(target, 2, 64, eos_token_ids=[plain[2]])
+    answers = list(decoder.run(requests_from(iter([Request(ids, 8), Request(ids, 8), Request(ids, 8)]))))
+    first = plain.index(plain[2]) + 1
+    assert [a.token_ids for a in answers] == [plain[:first]] * 3
+    assert all(a.finished for a in answers)
+
+
+def test_the_targets_attention_is_given_back_even_after_an_error() -> None:
+    target = tiny_target()
+    before = target.config._attn_implementation
+    decoder = BatchedDecoder(target, 2, 8, eos_token_ids=[])
+    with pytest.raises(ValueError, match="leaves no room"):
+        list(decoder.run(requests_from(iter([Request(list(range(3, 15)), 4)]))))
+    assert target.config._attn_implementation == before
+
+
+def test_sampling_follows_the_targets_distribution() -> None:
+    """Chi-square over the first sampled token, at a temperature, restricted to the most probable 50."""
+    target = tiny_target()
+    ids = prompt(5)
+    with torch.inference_mode():
+        values, tokens = (target(ids).logits[0, -1] / 0.5).topk(50)
+    expected = values.softmax(-1)
+    draws = 6000
+    decoder = BatchedDecoder(target, 1, 64, eos_token_ids=[], seed=1)
+    with torch.inference_mode():
+        logits = target(ids).logits[:, -1].expand(draws, -1)
+        drawn = decoder._choose(logits, torch.full((draws,), 0.5))
+    counts = torch.stack([(drawn == token).sum() for token in tokens]).float()
+    assert counts.sum() == draws
+
+    def chi_square(distribution: torch.Tensor) -> float:
+        common = distribution * draws >= 5
+        return ((counts - distribution * draws)[common] ** 2 / (distribution * draws)[common]).sum().item()
+
+    assert chi_square(expected) < 90  # at most 49 degrees of freedom: exceeded once in 3000 times
+    wrong = (values * 0.8).softmax(-1)
+    assert chi_square(wrong) > 90  # a temperature off by a quarter is caught
+
+
+def test_distill_resumes_and_never_repeats(tmp_path) -> None:
+    target, tokenizer = tiny_chat_target(), tiny_tokenizer()
+    output = tmp_path / "answers.jsonl"
+    settings = {"slots": 3, "max_length": 48, "max_new_tokens": 12}
+    Distiller(target, tokenizer, output, prompts=conversations(iter(prompts(20))), **settings).run(60)
+    first = list(read_rows(output))
+    assert 0 < len(first) < 20
+    with open(output, "a") as file:
+        file.write('{"kind": "odd", "mess')  # a kill in the middle of a line
+    again = Distiller(target, tokenizer, output, prompts=conversations(iter(prompts(20))), **settings)
+    again.run(10**6)
+    rows = list(read_rows(output))
+    assert rows[: len(first)] == first
+    asked = [json.dumps(row["messages"]) for row in rows]
+    assert len(asked) == len(set(asked)) == 20
+    assert all(row["finished"] == (row["response_ids"][-1] == 2) for row in rows)
+    greedy = next(row for row in rows if row["greedy"])
+    ids = tokenizer.apply_chat_template(greedy["messages"], add_generation_prompt=True, return_dict=False)
+    plain = target.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)[0, len(ids) :]
+    assert greedy["response_ids"] == plain.tolist()
+
+
+def test_the_target_can_write_its_own_prompts(tmp_path) -> None:
+    output = tmp_path / "own.jsonl"
+    distiller = Distiller(tiny_chat_target(), tiny_tokenizer(), output, slots=4, max_length=160, max_new_tokens=8)
+    distiller.run(40)
+    rows = list(read_rows(output))
+    assert distiller.tokens >= 40
+    assert all(row["messages"][-1]["role"] == "user" and row["response_ids"] for row in rows)
+
+
+def test_self_prompts_cover_every_kind_and_reuse_texts() -> None:
+    source = SelfPrompts(seed=0)
+    article = "The bridge was built in 1920. It is long. People like it. " * 12
+    for _ in range(4):
+        source.learn(Conversation("article", [{"role": "user", "content": "x"}]), article, True)
+    source.learn(Conversation("translate_out", [{"role": "user", "content": "x"}]), "Das ist ein Satz. " * 4, True)
+    seen = [source.next_conversation() for _ in range(600)]
+    assert set(KIND_WEIGHTS) <= {c.kind for c in seen}
+    assert any("bridge" in c.messages[0]["content"] for c in seen if c.kind == "summary")
+    assert any("bridge" in c.opening for c in seen if c.kind == "passage_qa")
+    again = SelfPrompts(seed=0), SelfPrompts(seed=0)
+    assert [c.kind for c in (again[0].next_conversation() for _ in range(9))] == [
+        c.kind for c in (again[1].next_conversation() for _ in range(9))
+    ]
+
+
+def test_bad_input_is_named(tmp_path) -> None:
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"prompt": "a"}\nnot json\n{"prompt": "b"}\n')
+    with pytest.raises(ValueError, match=r"broken\.jsonl, line 2: not JSON"):
+        list(read_rows(broken))
+    with pytest.raises(ValueError, match="prompt 1: needs"):
+        list(conversations(iter([{"text": "no prompt"}])))
