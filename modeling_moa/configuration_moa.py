@@ -5,6 +5,23 @@ from typing import Any, Literal
 from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
 
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "target_num_hidden_layers",
+    "target_num_key_value_heads",
+    "target_head_dim",
+    "num_attention_heads",
+    "head_dim",
+    "self_attention_num_key_value_heads",
+    "self_attention_intermediate_size",
+    "cross_attention_num_key_value_heads",
+    "cross_attention_intermediate_size",
+    "layer_self_attention_num_attention_heads",
+    "layer_self_attention_num_key_value_heads",
+    "layer_self_attention_intermediate_size",
+)
+
 
 class MoADrafterConfig(PreTrainedConfig):
     r"""Sizes of a drafter, the target it belongs to, and the choices the paper leaves open.
@@ -100,6 +117,10 @@ class MoADrafterConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
+        for name in _SIZES:
+            size = getattr(self, name)
+            if not isinstance(size, int) or size < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, not {size!r}")
         layers = self.target_num_hidden_layers
         if not 0 <= self.target_layer_inference < layers:
             raise ValueError(
@@ -128,7 +149,7 @@ class MoADrafterConfig(PreTrainedConfig):
                 self.layer_self_attention_num_key_value_heads,
             ),
         ):
-            if groups < 1 or heads % groups:
+            if heads % groups:
                 raise ValueError(f"{name}: {heads} attention heads cannot share {groups} key/value heads evenly")
         if self.layer_width % (2 * self.layer_self_attention_num_attention_heads):
             raise ValueError(

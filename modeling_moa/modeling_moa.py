@@ -702,6 +702,10 @@ class MoADrafterForCausalLM(MoAPreTrainedModel, GenerationMixin):
             raise ValueError(f"The context covers {context.length} tokens; there must be one more to go on from")
         return {"input_ids": input_ids[:, context.length :], "context": context, "whole_vocabulary": True}
 
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False  # the context takes a cache's place
+
     def _validate_model_kwargs(self, model_kwargs: dict[str, Any]) -> None:
         super()._validate_model_kwargs({k: v for k, v in model_kwargs.items() if k != "context"})
 
