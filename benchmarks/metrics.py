@@ -1,8 +1,9 @@
 """The field's figures, as pure functions of what was counted and timed.
 
 Knows lengths and seconds, not models. Definitions are those of Spec-Bench (arXiv 2401.07851) and SPEED-Bench; where
-they leave something open, the docstring says what is done here. "A round" is one decoding step: one call of the target after
-the prefill. Its length is the number of tokens it made final: accepted drafts and the target's own token (the bonus).
+they leave something open, the docstring says what is done here. A round is one decoding step: one call of the target
+after the prefill. Its length is the number of tokens it made final: accepted drafts and the target's own token (the
+bonus).
 """
 
 import itertools
