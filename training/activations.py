@@ -163,8 +163,9 @@ def _write_whole(path: Path, text: str) -> None:
 
 
 class ActivationDataset(Dataset):
-    """One item per row: `input_ids` (T,), `prompt_length`, `layer_states` (T, S), `last_hidden` (T, E), `kind`, and
-    with TLI `layer_input` (T, E). Shards are memory-mapped; only the row asked for is read.
+    """One item per row: `row` (its number in the data), `input_ids` (T,), `prompt_length`, `layer_states` (T, S),
+    `last_hidden` (T, E), `kind`, and with TLI `layer_input` (T, E). Shards are memory-mapped; only the row asked for is
+    read.
 
     Args:
         folder: of an `ActivationCache`.
@@ -212,17 +213,18 @@ class ActivationDataset(Dataset):
         item["input_ids"] = item["input_ids"].long()
         if self.joins_hidden:
             item["layer_states"] = torch.cat([item["layer_states"], item["last_hidden"]], dim=-1)
-        return item | {"prompt_length": int(self.prompts[shard][local]), "kind": self.kinds[index]}
+        return item | {"row": row, "prompt_length": int(self.prompts[shard][local]), "kind": self.kinds[index]}
 
 
 def collate(items: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Pads rows on the right. Adds `lengths` and `prompt_lengths`, (B,)."""
+    """Pads rows on the right. Adds `lengths`, `prompt_lengths` and `rows` (their numbers in the data), each (B,)."""
     pad = torch.nn.utils.rnn.pad_sequence
     batch = {
         name: pad([item[name] for item in items], batch_first=True)
         for name in items[0]
-        if name not in ("prompt_length", "kind")
+        if name not in ("row", "prompt_length", "kind")
     }
     batch["lengths"] = torch.tensor([len(item["input_ids"]) for item in items])
+    batch["rows"] = torch.tensor([item["row"] for item in items])
     batch["prompt_lengths"] = torch.tensor([item["prompt_length"] for item in items])
     return batch

@@ -7,6 +7,7 @@ One forward pass trains drafts of every depth. A position `i` of an answer may r
 synchronised position at or before it, which is exactly what it will have at inference `i - s(i)` tokens into a draft.
 """
 
+import random
 from dataclasses import dataclass
 
 import torch
@@ -43,7 +44,8 @@ class ObjectiveConfig:
 
 @dataclass
 class ObjectiveOutput:
-    """`loss` is a scalar; the parts are detached means over loss-bearing positions, which are described one by one:
+    """`loss` is a scalar; the parts are detached means over loss-bearing positions, whose weights (depth decay) sum to
+    `total_weight`. The positions are described one by one:
     `hidden` (N, E) and `true_hidden` (N, E) enter the head, `depth` (N,) is how deep in its block a position lies,
     `row` (N,) which row of the batch it belongs to."""
 
@@ -52,6 +54,7 @@ class ObjectiveOutput:
     layer_input_loss: torch.Tensor
     cross_entropy: torch.Tensor
     acceptance: torch.Tensor
+    total_weight: torch.Tensor
     hidden: torch.Tensor
     true_hidden: torch.Tensor
     depth: torch.Tensor
@@ -59,22 +62,20 @@ class ObjectiveOutput:
 
 
 def draw_synchronised(
-    lengths: torch.Tensor,
-    prompt_lengths: torch.Tensor,
-    width: int,
-    interval: tuple[int, int],
-    generator: torch.Generator | None = None,
+    lengths: torch.Tensor, prompt_lengths: torch.Tensor, width: int, interval: tuple[int, int], seeds: list[int]
 ) -> torch.Tensor:
     """Synchronised positions, (B, width) boolean: all of the prompt, and one in every `k` of the answer.
 
-    The phase is drawn as well, so that every position is now and then trained at every depth.
+    The phase is drawn as well, so that every position is now and then trained at every depth. Each row has a seed of
+    its own, so that what is drawn depends neither on how rows are spread over processes nor on where a run resumed.
     """
-    rows = len(lengths)
-    every = torch.randint(*interval, (rows, 1), generator=generator)
-    phase = (torch.rand(rows, 1, generator=generator) * every).long()
-    positions = torch.arange(width)[None]
-    into_answer = positions - prompt_lengths.cpu()[:, None]
-    return ((into_answer < 0) | ((into_answer + 1 + phase) % every == 0)).to(lengths.device)
+    drawn = [random.Random(seed) for seed in seeds]
+    every = [chance.randrange(*interval) for chance in drawn]
+    phase = [chance.randrange(k) for chance, k in zip(drawn, every, strict=True)]
+    device = lengths.device
+    into_answer = torch.arange(width, device=device)[None] - prompt_lengths[:, None]
+    due = (into_answer + 1 + torch.tensor(phase, device=device)[:, None]) % torch.tensor(every, device=device)[:, None]
+    return (into_answer < 0) | (due == 0)
 
 
 def bounded_masks(
@@ -145,7 +146,8 @@ def training_objective(
     true_hidden = batch["last_hidden"][row, true_positions]
     depth = true_positions - last[loss_bearing] - 1
     weight = config.depth_decay ** depth.float()
-    weight = weight / weight.sum().clamp(min=1e-9)
+    total_weight = weight.sum()
+    weight = weight / total_weight.clamp(min=1e-9)
 
     smooth_l1 = nn.functional.smooth_l1_loss
     zero = chosen.new_zeros(())
@@ -162,7 +164,7 @@ def training_objective(
     if config.acceptance_weight:
         loss = loss + config.acceptance_weight * (1 - acceptance)
     parts = [part.detach() for part in (feature_loss, layer_input_loss, cross_entropy, acceptance)]
-    return ObjectiveOutput(loss, *parts, chosen.detach(), true_hidden, depth, row)
+    return ObjectiveOutput(loss, *parts, total_weight, chosen.detach(), true_hidden, depth, row)
 
 
 @torch.no_grad()

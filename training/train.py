@@ -94,6 +94,7 @@ def prepare(
         "report_to": "none",
         "remove_unused_columns": False,
         "dataloader_pin_memory": False,
+        "ddp_find_unused_parameters": False,
         "use_cpu": not torch.accelerator.is_available(),
     }
     arguments = TrainingArguments(

@@ -4,6 +4,7 @@ Knows: how a batch of cached activations becomes a loss, the staircase schedule,
 else (devices, precision, accumulation, several processes, resuming, logging) is transformers' and accelerate's.
 """
 
+import random
 from collections import defaultdict
 from typing import Any
 
@@ -29,11 +30,15 @@ class DrafterWithObjective(nn.Module):
         self.drafter = drafter
         self.objective = objective
         self.staircase_probability = 0.0
+        self.step = 0  # with the row's number, the seed of what is drawn for a row
 
     def forward(self, **batch: torch.Tensor) -> ObjectiveOutput:
         width = batch["input_ids"].shape[1]
-        synchronised = draw_synchronised(batch["lengths"], batch["prompt_lengths"], width, self.objective.interval)
-        staircase = self.staircase_probability > 0 and torch.rand(()).item() < self.staircase_probability
+        seeds = [hash((self.step, row)) for row in batch["rows"].tolist()]
+        synchronised = draw_synchronised(
+            batch["lengths"], batch["prompt_lengths"], width, self.objective.interval, seeds
+        )
+        staircase = random.Random(self.step).random() < self.staircase_probability
         return training_objective(self.drafter, batch, self.objective, synchronised, staircase)
 
 
@@ -55,6 +60,7 @@ class MoATrainer(Trainer):
     ):
         self.staircase_epochs = staircase_epochs
         super().__init__(model=DrafterWithObjective(drafter, objective), data_collator=collate, **kwargs)
+        self.model_accepts_loss_kwargs = False  # ours is a mean: accumulated steps are to be averaged
 
     @property
     def drafter(self) -> MoADrafterForCausalLM:
@@ -66,6 +72,7 @@ class MoATrainer(Trainer):
         wrapped = self.accelerator.unwrap_model(model)
         past = 1 - (self.state.epoch or 0.0) / self.staircase_epochs if self.staircase_epochs else 0.0
         wrapped.staircase_probability = max(0.0, past) if model.training else 0.0
+        wrapped.step = self.state.global_step
         output = model(**inputs)
         if not torch.isfinite(output.loss):
             raise FloatingPointError(
@@ -73,11 +80,15 @@ class MoATrainer(Trainer):
                 f"(rows of {inputs['lengths'].tolist()} tokens). Resume from the last checkpoint with a lower "
                 "learning rate."
             )
-        return (output.loss, output) if return_outputs else output.loss
+        loss = output.loss
+        if self.args.world_size > 1:
+            # Processes hold answers of different lengths: weigh them so that their mean is the mean over positions.
+            loss = loss * output.total_weight / self.accelerator.reduce(output.total_weight, "mean")
+        return (loss, output) if return_outputs else loss
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
         dataset: ActivationDataset = self.train_dataset if train_dataset is None else train_dataset
-        size = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        size = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         return LengthGroupedSampler(size, lengths=dataset.lengths, generator=self._sampler_generator())
 
     def _sampler_generator(self) -> torch.Generator:
@@ -95,8 +106,7 @@ class MoATrainer(Trainer):
         by_depth: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
         by_kind: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         losses: list[tuple[float, int]] = []
-        state = torch.get_rng_state()
-        torch.manual_seed(0)  # the same synchronised positions at every evaluation
+        self.accelerator.unwrap_model(model).step = 0  # the same synchronised positions at every evaluation
         size = self.args.per_device_eval_batch_size
         order = sorted(range(len(dataset)), key=lambda i: dataset.lengths[i])
         for start in range(0, len(order), size):
@@ -110,7 +120,6 @@ class MoATrainer(Trainer):
                 for table, key in ((by_depth, depth), (by_kind, items[row]["kind"])):
                     table[key][0] += same
                     table[key][1] += 1
-        torch.set_rng_state(state)
         model.train()
         total = max(1, sum(n for _, n in losses))
         metrics = {f"{metric_key_prefix}_loss": sum(loss * n for loss, n in losses) / total}
