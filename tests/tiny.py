@@ -3,7 +3,8 @@
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from moa_spec.modeling_moa import MoADrafterConfig, MoADrafterForCausalLM
 
@@ -61,3 +62,12 @@ def prompt(length: int, seed: int = 0, rows: int = 1) -> torch.Tensor:
     """(rows, length) token ids without special tokens."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, VOCAB, (rows, length), generator=generator)
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte, after `<end>`; so most characters beyond ASCII are several tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({"<end>": 0} | {letter: i + 1 for i, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
