@@ -4,6 +4,7 @@ Knows: the order of the steps (target, drafter, activations, Trainer, record) an
 know what happens inside a step.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -24,6 +25,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from ..modeling_moa import MoADrafterConfig, MoADrafterForCausalLM, weight_fingerprint
 from ..targets import load_target
 from .activations import ActivationCache, ActivationDataset
+from .curve import draw_curve
 from .distill import read_rows
 from .initialisation import frequent_tokens, initialise_from_target
 from .recipe import Recipe
@@ -140,14 +142,14 @@ def train(
         overrides: of the recipe's `training` arguments.
         target, tokenizer: already loaded; else the recipe's are.
     """
-    started = time.time()
+    started, revision = time.time(), _git_revision()
     trainer = prepare(recipe, data, output, activations, overrides, target, tokenizer)
     run = trainer.args.output_dir
     last = get_last_checkpoint(run) if os.path.isdir(run) else None
     trainer.train(resume_from_checkpoint=last)
     metrics = trainer.evaluate()
     if trainer.is_world_process_zero():
-        save_finished(trainer, recipe, data, output, metrics, time.time() - started)
+        save_finished(trainer, recipe, data, output, metrics, time.time() - started, revision)
     return metrics
 
 
@@ -200,6 +202,7 @@ def save_finished(
     output: str | Path,
     metrics: dict[str, float],
     seconds: float,
+    revision: str | None,
 ) -> None:
     """The drafter and `training_record.json`: what it was made from, how, and how it went."""
     drafter = trainer.drafter.eval()
@@ -222,7 +225,7 @@ def save_finished(
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
-        "git_revision": _git_revision(),
+        "git_revision": revision,
         "command": " ".join(sys.argv[1:]),
         "machine": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads",
     }
@@ -230,6 +233,8 @@ def save_finished(
     temporary = path.with_suffix(".partial")
     temporary.write_text(json.dumps(record, indent=1))
     os.replace(temporary, path)
+    with contextlib.suppress(ImportError):  # matplotlib is optional; the record holds the same numbers
+        draw_curve(output)
 
 
 def _git_revision() -> str | None:
