@@ -6,6 +6,7 @@
 from .attach import attach, attach_source, detach, load_drafter
 from .candidate_generator import MoACandidateGenerator
 from .draft import Draft
+from .lookup import LookupStore
 from .options import DraftOptions
 from .sources import DraftPlan, DraftSession, DraftSource, Verified
 from .trace import Trace, record_trace
@@ -16,6 +17,7 @@ __all__ = [
     "DraftPlan",
     "DraftSession",
     "DraftSource",
+    "LookupStore",
     "MoACandidateGenerator",
     "Trace",
     "Verified",

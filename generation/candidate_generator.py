@@ -22,8 +22,11 @@ from .sources import DraftPlan, Verified
 class _StatesOfLastTokens:
     """What the stock loop leaves of the target's states: a cache cropped to the verified text, uncut hidden states."""
 
-    def __init__(self, cache: Cache, count: int, length: int, hidden_states: tuple[torch.Tensor, ...] | None):
-        self.cache, self.count, self.length, self.hidden_states = cache, count, length, hidden_states
+    def __init__(
+        self, cache: Cache, count: int, length: int, hidden_states: tuple[torch.Tensor, ...] | None, padding: int
+    ):
+        self.cache, self.count, self.length = cache, count, length
+        self.hidden_states, self.padding = hidden_states, padding
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         keys, values = self.whole_layer(index)
@@ -36,7 +39,7 @@ class _StatesOfLastTokens:
         return layer.keys[:, :, :end], layer.values[:, :, :end]
 
     def hidden(self, index: int) -> torch.Tensor:
-        return self.hidden_states[index][:, : self.count]
+        return self.hidden_states[index][:, self.padding : self.padding + self.count]
 
 
 class MoACandidateGenerator(CandidateGenerator):
@@ -94,17 +97,11 @@ class MoACandidateGenerator(CandidateGenerator):
         positions = model_kwargs["position_ids"][:, -new - 1 : -1]
         mask = model_kwargs.get("attention_mask")
         padding = 0 if mask is None else int((mask[0, -new - 1 : -1].cumsum(0) == 0).sum())
-        self.session.observe(
-            Verified(
-                input_ids[:, -new - 1 : -1],
-                positions,
-                [padding],
-                [new - padding],
-                [length - new + padding],
-                [int(input_ids[0, -1])],
-                _StatesOfLastTokens(cache, new, length, model_outputs.get("hidden_states")),
-            )
-        )
+        new -= padding
+        states = _StatesOfLastTokens(cache, new, length, model_outputs.get("hidden_states"), padding)
+        tokens, positions = input_ids[:, -new - 1 : -1], positions[:, padding:]
+        last = [int(input_ids[0, -1])]
+        self.session.observe(Verified(tokens, positions, [new], [length - new], last, states))
         levels = min(self.options.num_assistant_tokens, self.max_length - input_ids.shape[1] - 1)
         if levels < 1:
             return input_ids, None

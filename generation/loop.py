@@ -1,7 +1,8 @@
 """The decoding loop: draft, verify, commit, until every row is finished.
 
 Runs inside transformers' own `generate`, which has prepared prompt, processors, criteria and cache. Knows neither how
-drafts are made (sources) nor how the cache is kept (target_pass) nor how a token is chosen (verify).
+drafts are made (sources, lookup), nor how much to draft (policy), nor how the cache is kept (target_pass), nor how a
+token is chosen (verify).
 """
 
 import time
@@ -11,22 +12,40 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
-from transformers.utils.output_capturing import selected_hidden_states
 
+from .backlog import Backlog
 from .draft import Draft
+from .lookup import LookupStore, RowLookup
 from .options import DraftOptions
-from .policy import Policy
-from .sources import DraftSource, Verified
+from .policy import AutoPolicy, FixedPolicy, Memory, Policy
+from .returned import Returned
+from .sources import DraftSource
 from .target_pass import TargetPass
 from .trace import RoundTrace, begin_generation, node_traces
 from .verify import Row, judge, processors_for_row
 
 
 class AssistedDecoding:
-    """What is handed to `generate(custom_generate=...)`: one call's source of drafts and options."""
+    """What is handed to `generate(custom_generate=...)`: where one call's drafts come from, and how to draft.
 
-    def __init__(self, source: DraftSource, options: DraftOptions, streamer: BaseStreamer | None):
-        self.source, self.options, self.streamer = source, options, streamer
+    Args:
+        source: of drafts.
+        memory: what earlier calls with this source learnt.
+        options: of this call.
+        streamer: gets every token as it becomes final. (`generate` gives it the prompt.)
+        store: earlier answers to look drafts up in.
+    """
+
+    def __init__(
+        self,
+        source: DraftSource,
+        memory: Memory,
+        options: DraftOptions,
+        streamer: BaseStreamer | None = None,
+        store: LookupStore | None = None,
+    ):
+        self.source, self.memory, self.options = source, memory, options
+        self.streamer, self.store = streamer, store
 
     def __call__(
         self,
@@ -43,9 +62,11 @@ class AssistedDecoding:
 
 
 class _Call:
+    """The state of one call. `active` lists the rows that are not finished; target, session and lookups hold those."""
+
     def __init__(
         self,
-        plan: AssistedDecoding,
+        decoding: AssistedDecoding,
         model: PreTrainedModel,
         input_ids: torch.Tensor,
         processors: LogitsProcessorList,
@@ -54,72 +75,50 @@ class _Call:
         model_kwargs: dict[str, Any],
     ):
         self.model, self.config, self.input_ids, self.model_kwargs = model, config, input_ids, model_kwargs
-        self.streamer = plan.streamer
-        batch, self.prompt_length = input_ids.shape
-        as_dict = config.return_dict_in_generate
-        self.keep_hidden = bool(as_dict and config.output_hidden_states)
-        self.keep_attentions = bool(as_dict and config.output_attentions)
+        self.streamer, self.memory = decoding.streamer, decoding.memory
+        batch = input_ids.shape[0]
+        self.returned = Returned(model, config, batch)
         pad = config._pad_token_tensor
-        self.pad = None if pad is None else int(pad)
-        if batch > 1:
-            self._check_batch(criteria)
-        put = None if self.streamer is None or batch > 1 else self.streamer.put
-        copies = max(config.num_return_sequences or 1, 1)
-        self.rows = [
-            Row(
-                input_ids[row : row + 1],
-                config.max_length,
-                processors if batch == 1 else processors_for_row(processors, row, copies),
-                criteria,
-                bool(config.do_sample),
-                bool(as_dict and config.output_scores),
-                bool(as_dict and config.output_logits),
-                put,
-            )
-            for row in range(batch)
-        ]
+        if batch > 1 and self.returned.attentions:
+            raise ValueError("output_attentions with several rows and a drafter: pass one prompt at a time.")
+        if batch > 1 and pad is None and len(criteria) > 1:
+            raise ValueError("Rows may stop at different lengths: pass a pad_token_id to generate().")
+        self.pad = 0 if pad is None else int(pad)
+        self.rows = [self._row(row, processors, criteria) for row in range(batch)]
+        self.active = list(range(batch))
         self.streamed = 0
-        self.vocab_size = model.get_input_embeddings().num_embeddings
-        self.active = list(range(batch))  # rows that are not finished; index into `rows`
-        mask = model_kwargs.get("attention_mask")
-        leading = [0] * batch if mask is None else (mask.cumsum(1) == 0).sum(1).tolist()
-        self.leading = [max(0, lead - (mask.shape[1] - self.prompt_length)) if lead else 0 for lead in leading]
-        prompts = [ids[lead:] for ids, lead in zip(input_ids.tolist(), self.leading, strict=True)]
-        self.session = plan.source.begin(model, prompts, plan.options)
+
+        self.prompts = _without_padding(input_ids, model_kwargs.get("attention_mask"))
+        self.session = decoding.source.begin(model, self.prompts, decoding.options)
         # a cache that the caller gets to see must end up with all its rows
-        cache_is_returned = bool(as_dict) or getattr(model_kwargs["cache"], "_is_user_defined", False)
-        self.target = TargetPass(
-            model, input_ids, model_kwargs, config, self.session.hidden_states, keep_rows=cache_is_returned
+        keep_rows = self.returned.as_dict or getattr(model_kwargs["cache"], "_is_user_defined", False)
+        self.target = TargetPass(model, input_ids, model_kwargs, config, self.session.hidden_states, keep_rows)
+        self.backlog = Backlog(self.target, self.session, self.target.max_depth)
+        self.chains_only = not self.target.trees or self.returned.attentions
+        self.trace = begin_generation([len(prompt) for prompt in self.prompts])
+        self.policy = self._policy(decoding)
+        looks_up = self.policy.lookup_tokens() > 0
+        self.lookups = [RowLookup(prompt, decoding.store) for prompt in self.prompts] if looks_up else []
+        self.vocab_size = model.get_input_embeddings().num_embeddings
+        self.context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+
+    def _row(self, row: int, processors: LogitsProcessorList, criteria: StoppingCriteriaList) -> Row:
+        alone = self.input_ids.shape[0] == 1
+        if not alone:
+            processors = processors_for_row(processors, row, self.config.num_return_sequences or 1)
+        put = self.streamer.put if alone and self.streamer is not None else None
+        ids, length, returned = self.input_ids[row : row + 1], self.config.max_length, self.returned
+        return Row(
+            ids, length, processors, criteria, bool(self.config.do_sample), returned.scores, returned.logits, put
         )
-        self.chains_only = not self.target.trees or self.keep_attentions
-        self.policy = Policy(plan.options, not self.chains_only)
-        self.trace = begin_generation([len(prompt) for prompt in prompts])
-        self.hidden: list[list[tuple[torch.Tensor, ...]]] = [[] for _ in self.rows]
-        self.attentions: list[tuple[torch.Tensor, ...]] = []
-        self.selected_layers = self._selected_layers()
 
-    def _selected_layers(self) -> set[int] | None:
-        """Which hidden states the caller gets when it named some; sources may have asked the target for more."""
-        named = selected_hidden_states(self.config.output_hidden_states)
-        if named is None:
-            return None
-        count = self.model.config.get_text_config(decoder=True).num_hidden_layers + 1
-        return {index % count for index in named if -count <= index < count}
-
-    def _visible(self, hidden: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
-        if self.selected_layers is None:
-            return hidden
-        return tuple(h if index in self.selected_layers else None for index, h in enumerate(hidden))
-
-    def _check_batch(self, criteria: StoppingCriteriaList) -> None:
-        if self.keep_attentions:
-            raise ValueError(
-                "output_attentions with several prompts and a drafter is not supported: pass one prompt at a time."
-            )
-        if self.pad is None and len(criteria) > 1:
-            raise ValueError(
-                "Several prompts that may stop at different lengths need a pad_token_id: pass one to generate()."
-            )
+    def _policy(self, decoding: AssistedDecoding) -> Policy:
+        if decoding.options.draft_policy == "fixed":
+            return FixedPolicy(decoding.options, self.chains_only)
+        costs, seconds = self.memory.costs(self.model, decoding.source)
+        if self.trace is not None:
+            self.trace.calibration_seconds = seconds
+        return AutoPolicy(decoding.options, self.chains_only, len(self.rows), costs, self.memory.experience())
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -129,35 +128,29 @@ class _Call:
             while self.active:
                 self._round()
         self.target.restore_rows()
+        if isinstance(self.policy, AutoPolicy):
+            self.memory.remember(self.policy.experience)
         if self.streamer is not None:
             self.streamer.end()
-        return self._result()
+        return self.returned.result(self.rows, self.pad, self.target.cache)
 
     def _prefill(self) -> None:
+        """Runs the prompts and writes every row's first token."""
         started = time.perf_counter()
         outputs = self.target.prefill(self.input_ids, self.model_kwargs)
-        first_tokens = []
-        for index, row in enumerate(self.rows):
-            _, tokens = judge(row, Draft(), outputs.logits[index, -1:])
-            first_tokens += tokens
-        if self.keep_hidden:
-            self.first_hidden = self._visible(outputs.hidden_states)
-        if self.keep_attentions:
-            self.attentions.append(outputs.attentions)
-        count = self.target.last_count
-        firsts = [max(0, lead - (self.prompt_length - count)) for lead in self.leading]
-        self.session.observe(
-            Verified(
-                self.input_ids[:, -count:],
-                self.target.position_ids[:, -count:],
-                firsts,
-                [count - first for first in firsts],
-                [self.target.length - count + first for first in firsts],
-                first_tokens,
-                self.target,
-            )
-        )
+        first_tokens = [judge(row, Draft(), outputs.logits[i, -1:])[1][0] for i, row in enumerate(self.rows)]
+        self.returned.prefill(outputs)
+        wanted = [outputs.hidden_states[index] for index in self.session.hidden_states]
+        for row, prompt in enumerate(self.prompts):
+            # what an earlier call left in the cache has no hidden states; keys and values it has
+            count = min([len(prompt), *(hidden.shape[1] for hidden in wanted)])
+            positions = self.target.position_ids[row, self.target.position_ids.shape[1] - count :].tolist()
+            hidden = tuple(h[row, h.shape[1] - count :] for h in wanted)
+            self.backlog.add(row, prompt[len(prompt) - count :], self.target.length - count, positions, hidden)
+        self.backlog.hand_over(first_tokens)
         self.target.after_prefill()
+        for lookup, token in zip(self.lookups, first_tokens, strict=False):
+            lookup.append(token)
         if self.trace is not None:
             self.trace.first_tokens = first_tokens
             self.trace.prefill_seconds = time.perf_counter() - started
@@ -166,150 +159,97 @@ class _Call:
         self._stream()
 
     def _round(self) -> None:
+        """Drafts for all rows, runs the target once, and writes what it settles."""
         started = time.perf_counter()
         rows = [self.rows[index] for index in self.active]
-        plan = self.policy.plan(len(rows))
-        drafts = self.session.draft(plan)
-        drafts = [self._limited(i, draft) for i, draft in enumerate(drafts)]
+        last_tokens = [row.new_tokens[-1] for row in rows]
+        drafts, plan = self._draft(last_tokens)
         drafted = time.perf_counter()
 
-        outputs = self.target.run([row.new_tokens[-1] for row in rows], drafts)
-        logits = outputs.logits
-        before = self.target.length
+        starts = list(self.target.lengths)
+        positions = [self.target.position(i) for i in range(len(rows))]
+        length = self.target.length
+        outputs = self.target.run(last_tokens, drafts)
+        judged = [
+            judge(r, d, outputs.logits[i, : 1 + len(d)]) for i, (r, d) in enumerate(zip(rows, drafts, strict=True))
+        ]
         verified = time.perf_counter()
 
-        paths, written = [], []
-        for i, (row, draft) in enumerate(zip(rows, drafts, strict=True)):
-            path, tokens = judge(row, draft, logits[i, : 1 + len(draft)])
-            paths.append(path)
-            written.append(tokens)
-        if self.keep_attentions:
-            for i in range(len(written[0])):
-                seen = before + i + 1
-                self.attentions.append(tuple(a[:, :, i : i + 1, :seen] for a in outputs.attentions))
-        bonus = [row.new_tokens[-len(tokens) - 1] for row, tokens in zip(rows, written, strict=True)]
-        firsts = list(self.target.lengths)
-        first_positions = [self.target.position(i) for i in range(len(rows))]
+        paths = [path for path, _ in judged]
+        self.returned.add_attentions(outputs.attentions, length, 1 + len(paths[0]))
         self.target.commit(paths)
-        if self.keep_hidden:
-            for i, path in enumerate(paths):
-                for j in range(1 + len(path)):
-                    step = tuple(None if h is None else h[i : i + 1, j : j + 1] for h in self.target.hidden_states)
-                    self.hidden[self.active[i]].append(self._visible(step))
-        if not all(row.finished for row in rows):
-            self._observe(bonus, drafts, paths, firsts, first_positions, [row.new_tokens[-1] for row in rows])
-        self.policy.update(plan, drafts, paths)
+        for i, (draft, path) in enumerate(zip(drafts, paths, strict=True)):
+            run = [last_tokens[i], *(draft.tokens[node] for node in path)]
+            hidden: tuple[torch.Tensor, ...] = ()
+            if outputs.hidden_states is not None:
+                kept = [0] + [1 + node for node in path]
+                states = tuple(None if h is None else h[i, kept] for h in outputs.hidden_states)
+                self.returned.add_hidden(self.active[i], states)
+                hidden = tuple(states[index] for index in self.session.hidden_states)
+            self.backlog.add(i, run, starts[i], list(range(positions[i], positions[i] + len(run))), hidden)
+            if self.lookups:
+                self.lookups[i].learn(judged[i][1])
+        self.policy.learn(plan, drafts, paths, verified - drafted)
+        names = list(self.active)
         self._drop_finished()
         self._stream()
-        ended = time.perf_counter()
         if self.trace is not None:
             self.trace.target_calls += 1
-            share = 1 / len(rows)
+            seconds = (drafted - started, verified - drafted, time.perf_counter() - verified)
+            shares = [part / len(rows) for part in seconds]
             for i, draft in enumerate(drafts):
-                self.trace.rounds.append(
-                    RoundTrace(
-                        self.rows.index(rows[i]),
-                        node_traces(draft, paths[i]),
-                        written[i],
-                        (drafted - started) * share,
-                        (verified - drafted) * share,
-                        (ended - verified) * share,
-                    )
-                )
+                self.trace.rounds.append(RoundTrace(names[i], node_traces(draft, paths[i]), judged[i][1], *shares))
 
-    def _limited(self, i: int, draft: Draft) -> Draft:
-        """Cuts what cannot be used: past max_length, past the target's context, past what the cache can take back."""
-        row = self.rows[self.active[i]]
-        depth = self.config.max_length - row.length - 1
-        context = getattr(self.model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-        if context is not None:
-            depth = min(depth, context - 1 - self.target.position(i))
+    def _draft(self, last_tokens: list[int]) -> tuple[list[Draft], Any]:
+        """What the target shall judge in this round, per row, and the plan it came from."""
+        count = self.policy.lookup_tokens()
+        found = [self._usable(i, lookup.draft(count)) for i, lookup in enumerate(self.lookups)]
+        found = found or [Draft() for _ in self.active]
+        plan = self.policy.plan(found)
+        if plan.levels or self.backlog.is_full:
+            self.backlog.hand_over(last_tokens)
+        drafts = self.session.draft(plan) if plan.levels else [Draft() for _ in self.active]
+        drafts = [self._usable(i, draft) for i, draft in enumerate(drafts)]
+        return self.policy.choose(plan, drafts, found), plan
+
+    def _usable(self, i: int, draft: Draft) -> Draft:
+        """Without what lies past max_length, past the target's context, or past what the cache can take back."""
+        depth = self.config.max_length - self.rows[self.active[i]].length - 1
+        if self.context is not None:
+            depth = min(depth, self.context - 1 - self.target.position(i))
         if self.target.max_depth is not None:
             depth = min(depth, self.target.max_depth)
         draft = draft.limited(depth, self.vocab_size)
         return draft.best_chain() if self.chains_only else draft
-
-    def _observe(
-        self,
-        bonus: list[int],
-        drafts: list[Draft],
-        paths: list[list[int]],
-        starts: list[int],
-        positions: list[int],
-        next_tokens: list[int],
-    ) -> None:
-        tokens = [[b, *(d.tokens[node] for node in p)] for b, d, p in zip(bonus, drafts, paths, strict=True)]
-        counts = [len(row) for row in tokens]
-        longest = max(counts)
-        device = self.input_ids.device
-        ids = torch.tensor([row + [row[0]] * (longest - len(row)) for row in tokens], device=device)
-        at = torch.arange(longest, device=device)[None] + torch.tensor(positions, device=device)[:, None]
-        self.session.observe(Verified(ids, at, [0] * len(tokens), counts, starts, next_tokens, self.target))
 
     def _drop_finished(self) -> None:
         keep = [i for i, index in enumerate(self.active) if not self.rows[index].finished]
         if len(keep) == len(self.active):
             return
         self.active = [self.active[i] for i in keep]
-        if keep and len(self.rows) > 1:
+        if keep:
             self.target.select(keep)
+            self.backlog.select(keep)
             self.session.select(keep)
+            self.lookups = [self.lookups[i] for i in keep] if self.lookups else []
 
     def _stream(self) -> None:
         """Several rows are streamed token by token in step, as far as the slowest row has come."""
         if self.streamer is None or len(self.rows) == 1:
             return
-        written = [len(row.new_tokens) for row in self.rows]
-        ready = min((len(self.rows[i].new_tokens) for i in self.active), default=max(written))
+        ready = min(
+            (len(self.rows[i].new_tokens) for i in self.active), default=max(len(r.new_tokens) for r in self.rows)
+        )
         for step in range(self.streamed, ready):
             tokens = [row.new_tokens[step] if step < len(row.new_tokens) else self.pad for row in self.rows]
             self.streamer.put(torch.tensor(tokens))
         self.streamed = ready
 
-    # -- the result ----------------------------------------------------------------------------------------------------
 
-    def _result(self) -> GenerateDecoderOnlyOutput | torch.Tensor:
-        longest = max(row.length for row in self.rows)
-        padded = [
-            torch.nn.functional.pad(row.sequence, (0, longest - row.length), value=self.pad or 0) for row in self.rows
-        ]
-        sequences = torch.cat(padded)
-        if not self.config.return_dict_in_generate:
-            return sequences
-        hidden = None
-        if self.keep_hidden:
-            steps = _side_by_side(self.hidden)
-            hidden = (self.first_hidden, *steps)
-        return GenerateDecoderOnlyOutput(
-            sequences=sequences,
-            scores=_stack([row.scores for row in self.rows]),
-            logits=_stack([row.logits for row in self.rows]),
-            attentions=tuple(self.attentions) if self.keep_attentions else None,
-            hidden_states=hidden,
-            cache=self.target.cache,
-        )
-
-
-def _stack(rows: list[tuple[torch.Tensor, ...] | None]) -> tuple[torch.Tensor, ...] | None:
-    """Per step (B, V); zeros where a row had finished."""
-    if rows[0] is None:
-        return None
-    longest = max(rows, key=len)
-    return tuple(
-        torch.cat([row[i] if i < len(row) else torch.zeros_like(longest[i]) for row in rows])
-        for i in range(len(longest))
-    )
-
-
-def _side_by_side(rows: list[list[tuple[torch.Tensor | None, ...]]]) -> list[tuple[torch.Tensor | None, ...]]:
-    """Per step one tensor (B, 1, E) for each layer; zeros where a row had finished."""
-    steps = []
-    for i, template in enumerate(max(rows, key=len)):
-        layers: list[torch.Tensor | None] = []
-        for layer, like in enumerate(template):
-            if like is None:
-                layers.append(None)
-            else:
-                layers.append(torch.cat([row[i][layer] if i < len(row) else torch.zeros_like(like) for row in rows]))
-        steps.append(tuple(layers))
-    return steps
+def _without_padding(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[list[int]]:
+    """Rows of token ids without what the mask hides on their left. A mask may also cover an earlier cache."""
+    rows = input_ids.tolist()
+    if mask is None:
+        return rows
+    hidden = (mask.cumsum(1) == 0).sum(1) - (mask.shape[1] - input_ids.shape[1])
+    return [row[max(0, count) :] for row, count in zip(rows, hidden.tolist(), strict=True)]

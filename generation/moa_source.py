@@ -4,12 +4,14 @@ Knows the drafter's two calls and the order of states it reads. Does not know ho
 """
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from ..modeling_moa import DraftContext, MoADrafterForCausalLM
 from .draft import Draft
+from .drafter import DraftContext, Drafter
 from .options import DraftOptions
 from .sources import DraftPlan, Verified
 
@@ -20,17 +22,16 @@ class _Growing:
     def __init__(self) -> None:
         self.tensors: list[torch.Tensor] = []
 
-    def write(self, pieces: tuple[torch.Tensor, ...], row: int | None, start: int, columns: slice) -> None:
-        """Puts columns of `pieces` (B, heads, n, head_dim) at `start`, for one row or all."""
-        end = start + columns.stop - columns.start
+    def write(self, pieces: tuple[torch.Tensor, ...], row: int, start: int, count: int) -> None:
+        """Puts the first `count` columns of one row of `pieces`, (B, heads, n, head_dim), at `start`."""
+        end = start + count
         if not self.tensors:
-            self.tensors = [piece.new_zeros(*piece.shape[:2], max(end + 64, 128), piece.shape[3]) for piece in pieces]
+            self.tensors = [piece.new_zeros(*piece.shape[:2], end + 128, piece.shape[3]) for piece in pieces]
         if end > self.tensors[0].shape[2]:
             extra = max(end, 2 * self.tensors[0].shape[2]) - self.tensors[0].shape[2]
             self.tensors = [torch.cat([t, t.new_zeros(*t.shape[:2], extra, t.shape[3])], dim=2) for t in self.tensors]
-        rows = slice(None) if row is None else slice(row, row + 1)
         for tensor, piece in zip(self.tensors, pieces, strict=True):
-            tensor[rows, :, start:end] = piece[rows, :, columns]
+            tensor[row, :, start:end] = piece[row, :, :count]
 
     def select(self, rows: list[int]) -> None:
         self.tensors = [tensor[rows] for tensor in self.tensors]
@@ -39,7 +40,7 @@ class _Growing:
 class MoASession:
     """One call's drafts. The context is laid out like the target's cache: its slot `base + i` is entry `i` here."""
 
-    def __init__(self, drafter: MoADrafterForCausalLM, target: PreTrainedModel, rows: int):
+    def __init__(self, drafter: Drafter, target: PreTrainedModel, rows: int):
         config = drafter.config
         self.drafter = drafter
         self.rows = rows
@@ -47,6 +48,7 @@ class MoASession:
         self.lsa_layers = config.lsa_layers
         last = config.target_num_hidden_layers
         self.tail_layers = range(last - config.target_layer_inference, last)
+        self.newest: Any = None  # what the drafter last made of verified tokens
         self.base: int | None = None  # first slot of the target's cache that the context covers
         self.lengths = [0] * rows
         self.self_attention = _Growing()
@@ -61,41 +63,33 @@ class MoASession:
     def observe(self, verified: Verified) -> None:
         device = self.drafter.device
         layers = [verified.states.layer(i) for i in self.lsa_layers]
-        hidden = verified.states.hidden(self.hidden_states[0]) if self.hidden_states else None
-        # a cache that was filled earlier may not give the states of its oldest tokens: the context begins after them
-        sizes = [keys.shape[2] for keys, _ in layers] + ([] if hidden is None else [hidden.shape[1]])
-        count = min(*sizes, verified.input_ids.shape[1])
+        # a layer with a window may have forgotten the oldest tokens (of a single row): the context begins after them
+        count = min(keys.shape[2] for keys, _ in layers)
+        missing = verified.input_ids.shape[1] - count
         keys = [keys[:, :, keys.shape[2] - count :].to(device) for keys, _ in layers]
         values = [values[:, :, values.shape[2] - count :].to(device) for _, values in layers]
-        if hidden is not None:
-            hidden = hidden[:, hidden.shape[1] - count :].to(device)
-        missing = verified.input_ids.shape[1] - count
+        hidden = verified.states.hidden(self.hidden_states[0])[:, missing:].to(device) if self.hidden_states else None
         input_ids = verified.input_ids[:, missing:].to(device)
         position_ids = verified.position_ids[:, missing:].to(device)
 
         states = self.drafter.layer_states(keys, values, hidden)
-        new = self.drafter.encode(input_ids, states, position_ids)
+        self.newest = new = self.drafter.encode(input_ids, states, position_ids)
         if self.base is None:
-            self.base = min(
-                start + max(0, missing - first) for start, first in zip(verified.starts, verified.firsts, strict=True)
-            )
-        for row in range(self.rows):
-            first = max(verified.firsts[row] - missing, 0)
-            dropped = first + missing - verified.firsts[row]
-            start = verified.starts[row] + dropped - self.base
-            columns = slice(first, first + verified.counts[row] - dropped)
-            self.self_attention.write(new.self_attention, row, start, columns)
-            self.cross_attention.write(new.cross_attention, row, start, columns)
-            self.lengths[row] = start + columns.stop - columns.start
-            if self.rows > 1:
-                self._mark_valid(row, start, self.lengths[row])
-            self.next_positions[row] = position_ids[row, columns.stop - 1] + 1
+            self.base = min(verified.starts) + missing
+        for row, (first, count) in enumerate(zip(verified.starts, verified.counts, strict=True)):
+            start, count = first + missing - self.base, count - missing
+            if count:
+                self.self_attention.write(new.self_attention, row, start, count)
+                self.cross_attention.write(new.cross_attention, row, start, count)
+                self.lengths[row] = start + count
+                self.next_positions[row] = position_ids[row, count - 1] + 1
+                if self.rows > 1:
+                    self._mark_valid(row, start, start + count)
         self.next_tokens = list(verified.next_tokens)
-        length = max(self.lengths)
+        end = self.base + max(self.lengths)
         self.target_layers = []
         for layer in self.tail_layers:
             key, value = verified.states.whole_layer(layer)
-            end = self.base + length
             self.target_layers.append((key[:, :, self.base : end].to(device), value[:, :, self.base : end].to(device)))
 
     def _mark_valid(self, row: int, start: int, end: int) -> None:
@@ -113,7 +107,8 @@ class MoASession:
         self.next_positions = self.next_positions[rows]
         self.self_attention.select(rows)
         self.cross_attention.select(rows)
-        self.target_layers = [(key[rows], value[rows]) for key, value in self.target_layers]
+        end = max(self.lengths)
+        self.target_layers = [(key[rows, :, :end], value[rows, :, :end]) for key, value in self.target_layers]
         self.valid = None if self.valid is None else self.valid[rows]
 
     def context(self) -> DraftContext:
@@ -121,7 +116,12 @@ class MoASession:
         length = max(self.lengths)
         own_keys, own_values = (tensor[:, :, :length] for tensor in self.self_attention.tensors)
         cross_keys, cross_values = (tensor[:, :, :length] for tensor in self.cross_attention.tensors)
-        return DraftContext((own_keys, own_values), (cross_keys, cross_values), self.target_layers)
+        return replace(
+            self.newest,
+            self_attention=(own_keys, own_values),
+            cross_attention=(cross_keys, cross_values),
+            target_layers=self.target_layers,
+        )
 
     # -- drafting ------------------------------------------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ def _confident(draft: Draft, floor: float) -> Draft:
 class MoASource:
     """A MoA drafter as a source of drafts."""
 
-    def __init__(self, drafter: MoADrafterForCausalLM):
+    def __init__(self, drafter: Drafter):
         self.drafter = drafter
 
     def begin(self, target: PreTrainedModel, prompt_ids: list[list[int]], options: DraftOptions) -> MoASession:

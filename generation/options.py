@@ -17,41 +17,34 @@ class DraftOptions:
     Attributes:
         num_assistant_tokens: levels to draft; the most tokens one round can add is one more.
         assistant_confidence_threshold: stop drafting when the probability of the whole draft falls below this; 0 never.
-        draft_breadth: tokens expanded on every level, and children of each; 1 drafts a chain.
-        draft_nodes: drafted tokens that the target judges in one pass; as many as a chain has when left out, and eight
-            times the breadth for a tree.
-        prompt_lookup_num_tokens: length of drafts copied from the prompt and the text so far; 0 looks nothing up.
-        draft_policy: "auto" measures what drafting costs here and picks depth, breadth and size for speed, with the
-            options above as upper limits; "fixed" always drafts as the options say.
+        draft_breadth: tokens expanded on every level of a tree, and children of each; 1 drafts a chain.
+        draft_nodes: drafted tokens that the target judges in one pass.
+        prompt_lookup_num_tokens: longest draft copied from the prompt and the text so far; 0 looks nothing up.
+        draft_policy: "auto" measures what drafting costs here and goes for speed: chain, tree, lookup or plain step,
+            round by round, with the options above as upper limits. "fixed" drafts as the options say in every round.
+
+    Left out (None), "fixed" has breadth 1, no lookup, and as many nodes as the chain has, or 8 times a tree's breadth;
+    "auto" may use breadth 4, lookup of 16 tokens, and 32 nodes.
     """
 
     num_assistant_tokens: int = 6
     assistant_confidence_threshold: float = 0.0
-    draft_breadth: int = 1
+    draft_breadth: int | None = None
     draft_nodes: int | None = None
-    prompt_lookup_num_tokens: int = 0
-    draft_policy: Literal["auto", "fixed"] = "fixed"
+    prompt_lookup_num_tokens: int | None = None
+    draft_policy: Literal["auto", "fixed"] = "auto"
 
     def __post_init__(self) -> None:
-        for name, least in (("num_assistant_tokens", 1), ("draft_breadth", 1), ("prompt_lookup_num_tokens", 0)):
+        least = {"num_assistant_tokens": 1, "draft_breadth": 1, "draft_nodes": 1, "prompt_lookup_num_tokens": 0}
+        for name, lowest in least.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
-        nodes = self.draft_nodes
-        if nodes is not None and (not isinstance(nodes, int) or isinstance(nodes, bool) or nodes < 1):
-            raise ValueError(f"draft_nodes must be a whole number of at least 1, or None, not {nodes!r}")
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < lowest):
+                raise ValueError(f"{name} must be a whole number of at least {lowest}, not {value!r}")
         threshold = self.assistant_confidence_threshold
         if not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
             raise ValueError(f"assistant_confidence_threshold must be a number from 0 to 1, not {threshold!r}")
         if self.draft_policy not in ("auto", "fixed"):
             raise ValueError(f'draft_policy must be "auto" or "fixed", not {self.draft_policy!r}')
-
-    @property
-    def nodes(self) -> int:
-        """Drafted tokens judged in one pass."""
-        if self.draft_nodes is not None:
-            return self.draft_nodes
-        return self.num_assistant_tokens if self.draft_breadth == 1 else 8 * self.draft_breadth
 
 
 OPTION_NAMES = tuple(option.name for option in fields(DraftOptions))

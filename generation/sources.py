@@ -17,7 +17,7 @@ class TargetStates(Protocol):
     """The target's states of the tokens that have just become final."""
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of one layer, each (B, kv_heads, n, head_dim)."""
+        """Keys and values of one layer, each (B, kv_heads, n, head_dim); n may be short by the oldest tokens."""
         ...
 
     def whole_layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -25,7 +25,7 @@ class TargetStates(Protocol):
         ...
 
     def hidden(self, index: int) -> torch.Tensor:
-        """One of the hidden states that the session asked for, (B, n, E); n may be short by the oldest tokens."""
+        """One of the hidden states that the session asked for, (B, n, E)."""
         ...
 
 
@@ -34,7 +34,7 @@ class Verified:
     """Tokens that have just become final and whose target states lie in the cache, row by row.
 
     Attributes:
-        input_ids: (B, n) the tokens; row `b` uses columns `firsts[b] : firsts[b] + counts[b]`.
+        input_ids: (B, n) the tokens; row `b` has `counts[b]` of them, the rest is filling.
         position_ids: (B, n) their positions in the text.
         starts: per row the slot of the target's cache that holds the first of them.
         next_tokens: per row the token after them: final too, but not run through the target yet.
@@ -43,7 +43,6 @@ class Verified:
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor
-    firsts: list[int]
     counts: list[int]
     starts: list[int]
     next_tokens: list[int]
@@ -52,13 +51,12 @@ class Verified:
 
 @dataclass(frozen=True)
 class DraftPlan:
-    """How much to draft in one round; see `DraftOptions` for the meaning of each."""
+    """How much to draft in one round: levels, children per node, nodes in all; nothing below a path probability."""
 
     levels: int
     breadth: int = 1
     nodes: int = 1
     confidence: float = 0.0
-    lookup: int = 0
 
 
 class DraftSession(Protocol):

@@ -75,9 +75,6 @@ class TargetPass:
         self.lengths = [0] * self.rows
         self.length = 0  # slots of the cache in use by the longest row
         self.valid: torch.Tensor | None = None  # (B, slots), for the masked pass
-        self.last_slots: torch.Tensor | None = None  # (B, n): where the tokens verified last lie, when rows differ
-        self.last_count = 0
-        self.hidden_states: tuple[torch.Tensor, ...] | None = None
         self.queries = 0
         self.batch = self.rows
         self.row_ids = list(range(self.rows))  # which row of the batch each row of the cache is
@@ -91,12 +88,9 @@ class TargetPass:
         kwargs = dict(model_kwargs)
         if self.wanted:
             kwargs["output_hidden_states"] = self.kwargs["output_hidden_states"]
-        before = int(self.cache.get_seq_length())
         outputs = self.model._prefill(input_ids, self.config, kwargs)
         self.length = self.prompt_slots = int(self.cache.get_seq_length())
         self.lengths = [self.length] * self.rows
-        self.last_count = self.length - before
-        self.hidden_states = outputs.hidden_states
         return outputs
 
     def after_prefill(self) -> None:
@@ -104,7 +98,6 @@ class TargetPass:
         if not self.cache.is_croppable:
             raise ValueError("This target's cache cannot be rolled back after its prompt, so nothing can be drafted.")
         self.cache.crop(0)
-        self.hidden_states = None
         if self.rows > 1 or (self.mask_2d is not None and self.trees):
             self.valid = torch.zeros(self.rows, self.prompt_slots + 256, dtype=torch.bool, device=self.device)
             self.valid[:, : self.prompt_slots] = True if self.mask_2d is None else self.mask_2d.bool()
@@ -137,7 +130,6 @@ class TargetPass:
         )
         inputs["logits_to_keep"] = 0  # all of them; some models' own preparation asks for the last only
         outputs = self.model(**inputs, return_dict=True)
-        self.hidden_states = outputs.hidden_states
         return outputs
 
     def _masked(self, bonus: list[int], drafts: list[Draft]) -> CausalLMOutputWithPast:
@@ -165,13 +157,12 @@ class TargetPass:
             return_dict=True,
             **self.kwargs,
         )
-        self.hidden_states = outputs.hidden_states
         return outputs
 
     # -- keeping the accepted path -------------------------------------------------------------------------------------
 
     def commit(self, paths: list[list[int]]) -> None:
-        """Keeps the bonus token and the accepted nodes of each row, in the cache and in the hidden states."""
+        """Keeps the bonus token and the accepted nodes of each row."""
         counts = [1 + len(path) for path in paths]
         if self.rows == 1:
             self._commit_one(paths[0])
@@ -193,12 +184,8 @@ class TargetPass:
                 for states in (layer.keys, layer.values):
                     states[:, :, self.length : self.length + kept] = states[:, :, source.to(states.device)]
         self.cache.crop(kept - self.queries)
-        if self.hidden_states is not None:
-            nodes = [0] + [1 + node for node in path]
-            self.hidden_states = tuple(None if h is None else h[:, nodes] for h in self.hidden_states)
         self.length += kept
         self.lengths[0] = self.length
-        self.last_count = kept
 
     def _commit_rows(self, paths: list[list[int]]) -> None:
         longest = 1 + max(len(path) for path in paths)
@@ -223,9 +210,6 @@ class TargetPass:
         longest_row = max(self.lengths)
         self.cache.crop(longest_row - self.length - self.queries)
         self.length = longest_row
-        if self.hidden_states is not None:
-            self.hidden_states = tuple(None if h is None else h[rows, node_index] for h in self.hidden_states)
-        self.last_slots, self.last_count = slot_index, longest
 
     def select(self, rows: list[int]) -> None:
         """Goes on with these rows only."""
@@ -244,9 +228,6 @@ class TargetPass:
         self.first_positions = [self.first_positions[row] for row in rows]
         self.valid = None if self.valid is None else self.valid[index]
         self.mask_2d = None if self.mask_2d is None else self.mask_2d[index]
-        self.last_slots = None if self.last_slots is None else self.last_slots[index]
-        if self.hidden_states is not None:
-            self.hidden_states = tuple(None if h is None else h[index] for h in self.hidden_states)
         longest = max(self.lengths)
         self.cache.crop(longest - self.length)
         self.length = longest
@@ -266,26 +247,28 @@ class TargetPass:
                 whole.append(states)
             layer.keys, layer.values = whole
 
-    # -- what a source reads (TargetStates) ----------------------------------------------------------------------------
+    # -- what a source reads -------------------------------------------------------------------------------------------
 
-    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(self, index: int, starts: list[int], counts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of one layer, `counts[b]` slots from `starts[b]` on in each row: (B, kv_heads, longest, D).
+
+        In a single row these must be the last slots in use, and a layer with a window may give fewer of them.
+        """
         keys, values = self.whole_layer(index)
-        if self.last_slots is not None:
-            rows = torch.arange(self.rows, device=keys.device)[:, None]
-            slots = self.last_slots.to(keys.device)
-            return keys[rows, :, slots].transpose(1, 2), values[rows, :, slots].transpose(1, 2)
-        start = max(keys.shape[2] - self.last_count, 0)
-        return keys[:, :, start:], values[:, :, start:]
+        if self.rows == 1:
+            start = max(keys.shape[2] - counts[0], 0)
+            return keys[:, :, start:], values[:, :, start:]
+        slots = torch.tensor(starts)[:, None] + torch.arange(max(counts))[None]
+        slots = slots.clamp(max=keys.shape[2] - 1).to(keys.device)
+        rows = torch.arange(self.rows, device=keys.device)[:, None]
+        return keys[rows, :, slots].transpose(1, 2), values[rows, :, slots].transpose(1, 2)
 
     def whole_layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of one layer for all slots in use."""
         layer = self.cache.layers[index]
         if isinstance(layer, StaticLayer):
             return layer.keys[:, :, : self.length], layer.values[:, :, : self.length]
         return layer.keys, layer.values
-
-    def hidden(self, index: int) -> torch.Tensor:
-        states = self.hidden_states[index]
-        return states[:, -self.last_count :]
 
 
 def _ancestors(draft: Draft, size: int) -> torch.Tensor:

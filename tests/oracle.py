@@ -19,7 +19,9 @@ class OracleSource:
         nonsense: chance per draft of token ids that do not exist, of EOS tokens, or of no draft at all.
     """
 
-    def __init__(self, answers: list[list[int]], accuracy: float = 0.8, branches: int = 0, nonsense: float = 0.0, seed: int = 0):
+    def __init__(
+        self, answers: list[list[int]], accuracy: float = 0.8, branches: int = 0, nonsense: float = 0.0, seed: int = 0
+    ):
         self.answers, self.accuracy, self.branches, self.nonsense = answers, accuracy, branches, nonsense
         self.seed = seed
         self.sessions: list[OracleSession] = []
@@ -41,12 +43,11 @@ class OracleSession:
 
     def observe(self, verified: Verified) -> None:
         for row, text in enumerate(self.texts):
-            first = verified.firsts[row]
-            tokens = verified.input_ids[row, first : first + verified.counts[row]].tolist()
-            if self.started:
-                assert tokens[0] == text[-1], "the first verified token must be the bonus token of the round before"
+            tokens = verified.input_ids[row, : verified.counts[row]].tolist()
+            if self.started and tokens:
+                assert tokens[0] == text[-1], "the first verified token must be the last one known"
                 text += tokens[1:]
-            else:
+            elif not self.started:
                 assert tokens == text
             text.append(verified.next_tokens[row])
         self.started = True

@@ -58,7 +58,9 @@ def random_draft(r: random.Random) -> dict[str, Any]:
     }
 
 
-def compare(target: PreTrainedModel, assistant: Any, call: dict[str, Any], draft: dict[str, Any], seed: int = 0) -> None:
+def compare(
+    target: PreTrainedModel, assistant: Any, call: dict[str, Any], draft: dict[str, Any], seed: int = 0
+) -> None:
     """Everything a call returns with drafts equals what it returns without."""
     details = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
     torch.manual_seed(seed)
@@ -129,7 +131,9 @@ def test_batch_rows_equal_rows_decoded_alone(family: str, seed: int) -> None:
     plain = target.generate(**inputs, **call)
     answers = unpadded(plain, inputs["attention_mask"])
     if seed % 2:
-        assistant = tiny_drafter(target, seed, memory_hidden_state=r.choice(["none", "add"]), target_layer_inference=r.choice([0, 1]))
+        assistant = tiny_drafter(
+            target, seed, memory_hidden_state=r.choice(["none", "add"]), target_layer_inference=r.choice([0, 1])
+        )
         moa_spec.attach(target, assistant)
     else:
         assistant = tiny_drafter(target)
@@ -175,7 +179,9 @@ def test_processors_and_criteria_see_the_same_calls(breadth: int) -> None:
     target = tiny_target()
     assistant = tiny_drafter(target)
     ids = prompt(8)
-    answer = target.generate(ids, max_new_tokens=40, do_sample=False, logits_processor=LogitsProcessorList([CountingProcessor()]))
+    answer = target.generate(
+        ids, max_new_tokens=40, do_sample=False, logits_processor=LogitsProcessorList([CountingProcessor()])
+    )
     attach_source(target, assistant, OracleSource(answer.tolist(), 1.0, branches=4 * (breadth > 1)))
     stop_at = answer[0, 25].item()
     records = []

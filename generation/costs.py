@@ -1,0 +1,139 @@
+"""What a round costs on this machine: measured once per target, dtype and source, then kept in step with what is seen.
+
+Knows how to time passes and drafts; what to do with the figures is the policy's business.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+
+from .backlog import Backlog
+from .draft import Draft
+from .options import DraftOptions
+from .sources import DraftPlan, DraftSource
+from .target_pass import TargetPass
+
+TREE_BREADTH = 4  # of the tree level that is timed
+
+
+@dataclass
+class Costs:
+    """Seconds per step.
+
+    Attributes:
+        passes: of a target pass over so many tokens.
+        level: of one level of a chain.
+        tree_level: of one level of a tree of breadth `TREE_BREADTH`.
+        observe: of taking verified tokens in before drafting.
+        scale: what target passes cost now, against what was measured.
+    """
+
+    passes: dict[int, float]
+    level: float
+    tree_level: float
+    observe: float
+    scale: float = 1.0
+    measured_in: float = 0.0
+    _sizes: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._sizes = sorted(self.passes)
+        for smaller, larger in zip(self._sizes, self._sizes[1:], strict=False):  # more tokens never cost less
+            self.passes[larger] = max(self.passes[larger], self.passes[smaller])
+
+    def pass_seconds(self, tokens: int) -> float:
+        """Of a target pass over so many tokens, by straight lines between and beyond the measured sizes."""
+        sizes = self._sizes
+        if tokens <= sizes[0] or len(sizes) == 1:
+            return self.passes[sizes[0]] * self.scale
+        upper = next((i for i, size in enumerate(sizes) if size >= tokens), len(sizes) - 1)
+        left, right = sizes[upper - 1], sizes[upper]
+        slope = (self.passes[right] - self.passes[left]) / (right - left)
+        return (self.passes[left] + slope * (tokens - left)) * self.scale
+
+    def level_seconds(self, breadth: int) -> float:
+        """Of one drafted level."""
+        share = (min(breadth, TREE_BREADTH) - 1) / (TREE_BREADTH - 1)
+        return self.level + (self.tree_level - self.level) * share
+
+    def saw_pass(self, tokens: int, seconds: float) -> None:
+        """Follows slow changes, such as a longer context; ignores outliers."""
+        ratio = seconds / max(self.pass_seconds(tokens), 1e-9)
+        self.scale *= min(max(ratio, 0.8), 1.25) ** 0.1
+
+    def to_dict(self) -> dict[str, Any]:
+        """For reports: seconds per step, v(k) and c (field's names) relative to a one-token pass."""
+        one = self.passes[1]
+        return {
+            "pass_seconds": self.passes,
+            "v": {size: seconds / one for size, seconds in self.passes.items()},
+            "c": self.level / one,
+            "tree_c": self.tree_level / one,
+            "observe": self.observe / one,
+            "measured_in": self.measured_in,
+        }
+
+
+def measure_costs(target: PreTrainedModel, source: DraftSource) -> Costs:
+    """Times target passes and drafts on a scratch cache. Takes about thirty target steps.
+
+    Touches neither the random state nor anything of a call in progress.
+    """
+    began = time.perf_counter()
+    device = target.get_input_embeddings().weight.device
+    length = 64
+    input_ids = torch.arange(length, device=device)[None] % target.get_input_embeddings().num_embeddings
+    positions = torch.arange(length, device=device)[None]
+    session = source.begin(target, input_ids.tolist(), DraftOptions())
+    kwargs = {
+        "cache": DynamicCache(config=target.config.get_text_config(decoder=True)),
+        "position_ids": positions,
+        "attention_mask": None,
+        "use_cache": True,
+        "logits_to_keep": 1,
+    }
+    scratch = TargetPass(target, input_ids, kwargs, GenerationConfig(), session.hidden_states, keep_rows=False)
+    outputs = scratch.prefill(input_ids, kwargs)
+    wanted = [outputs.hidden_states[index] for index in session.hidden_states]
+    backlog = Backlog(scratch, session, None)
+
+    def hand_over(tokens: list[int]) -> None:
+        """Hands these over as the last tokens in the cache; the token after them is always 1."""
+        at = scratch.length - len(tokens)
+        hidden = tuple(h[0, -1:].expand(len(tokens), -1) for h in wanted)
+        backlog.add(0, tokens, at, list(range(at, scratch.length)), hidden)
+        backlog.hand_over([1])
+
+    hand_over(input_ids[0].tolist())
+    scratch.after_prefill()
+
+    passes: dict[int, float] = {}
+    deepest = 32 if scratch.max_depth is None else min(32, scratch.max_depth)
+    for tokens in (1, 2, 3, 5, 9, 17, 33):
+        if tokens > 1 + deepest:
+            break
+        draft = Draft.chain([1] * (tokens - 1))
+        passes[tokens] = min(_seconds(lambda: _pass(scratch, draft)) for _ in range(3))  # noqa: B023
+
+    observed = min(_seconds(lambda: hand_over([1, 1])) for _ in range(3))
+    chain = min(_seconds(lambda: session.draft(DraftPlan(3, 1, 3))) for _ in range(3)) / 3
+    tree = chain
+    if scratch.trees:
+        tree = min(_seconds(lambda: session.draft(DraftPlan(3, TREE_BREADTH, 16))) for _ in range(3)) / 3
+    return Costs(passes, chain, tree, observed, measured_in=time.perf_counter() - began)
+
+
+def _pass(scratch: TargetPass, draft: Draft) -> None:
+    logits = scratch.run([1], [draft]).logits
+    logits[0].float().argmax(dim=-1).tolist()  # choosing tokens belongs to a pass, and waits for the device
+    scratch.commit([[]])
+
+
+def _seconds(action: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
