@@ -9,6 +9,10 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
+# The public interface and the command line. mypy sees the root as the package through a link in .venv.
+TYPED := -m moa_spec -m moa_spec.targets -m moa_spec.modeling_moa.configuration_moa -m moa_spec.generation.draft \
+    -m moa_spec.generation.options -m moa_spec.generation.trace -p moa_spec.cli
+
 # The prompt goes through the environment, so that quotes and dollars in it reach the tool as they are.
 override PROMPT := $(value PROMPT)
 export PROMPT
@@ -25,7 +29,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@mkdir -p .venv/typing && ln -sfn ../.. .venv/typing/moa_spec
-	MYPYPATH=.venv/typing $(BIN)/mypy -p moa_spec.modeling_moa -p moa_spec.generation -m moa_spec -m moa_spec.targets
+	MYPYPATH=.venv/typing $(BIN)/mypy $(TYPED)
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

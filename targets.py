@@ -89,7 +89,7 @@ def _load_default(
             logger.warning("The converted target could not be kept in %s (%s)", folder, error)
             model.set_attn_implementation(attn_implementation or "sdpa")
             if dtype != "auto":
-                model = model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+                torch.nn.Module.to(model, getattr(torch, dtype) if isinstance(dtype, str) else dtype)
             return _named(model), tokenizer
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=attn_implementation)

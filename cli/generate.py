@@ -105,9 +105,7 @@ def run(args: argparse.Namespace) -> None:
 class Contestant:
     """One way of decoding the prompt, timed run by run. Knows the last run's tokens and trace."""
 
-    def __init__(
-        self, target: "PreTrainedModel", inputs: dict[str, "torch.Tensor"], seed: int, options: dict[str, Any]
-    ):
+    def __init__(self, target: Any, inputs: dict[str, "torch.Tensor"], seed: int, options: dict[str, Any]):
         self.target, self.inputs, self.seed, self.options = target, inputs, seed, options
         self.rates: list[float] = []
 

@@ -36,7 +36,11 @@ def mark(text: str, kind: Kind, colour: bool) -> str:
 
 def legend(colour: bool) -> str:
     """What the signs mean, in the signs."""
-    samples = (("drafted and accepted", "accepted"), ("the target's own", "own"), ("drafted and thrown away", "thrown"))
+    samples: tuple[tuple[str, Kind], ...] = (
+        ("drafted and accepted", "accepted"),
+        ("the target's own", "own"),
+        ("drafted and thrown away", "thrown"),
+    )
     return "   ".join(mark(text, kind, colour) for text, kind in samples)
 
 
@@ -54,7 +58,7 @@ def pieces(generation: "GenerationTrace", tokenizer: "PreTrainedTokenizerBase") 
         """The text that these tokens add. A character that is not complete yet waits for its last token."""
         nonlocal shown
         written.extend(tokens)
-        text = tokenizer.decode(written, skip_special_tokens=True)
+        text = decode(tokenizer, written)
         if text.endswith("\ufffd"):
             return ""
         added, shown = text[len(shown) :], text
@@ -67,7 +71,7 @@ def pieces(generation: "GenerationTrace", tokenizer: "PreTrainedTokenizerBase") 
         segments.append((grow(entry.tokens[: entry.accepted]), "accepted"))
         segments += [(text, "thrown") for text in thrown_away(entry, tokenizer)]
         segments.append((grow(entry.tokens[entry.accepted :]), "own"))
-    segments.append((tokenizer.decode(written, skip_special_tokens=True)[len(shown) :], "own"))
+    segments.append((decode(tokenizer, written)[len(shown) :], "own"))
     yield from (segment for segment in segments if segment[0])
 
 
@@ -88,5 +92,10 @@ def thrown_away(entry: "RoundTrace", tokenizer: "PreTrainedTokenizerBase") -> li
         path = [start]
         while path[-1] in children:
             path.append(children[path[-1]][0])
-        branches.append(tokenizer.decode([nodes[index].token for index in path]))
+        branches.append(str(tokenizer.decode([nodes[index].token for index in path])))
     return branches
+
+
+def decode(tokenizer: "PreTrainedTokenizerBase", token_ids: list[int]) -> str:
+    """The text as the answer shows it, without end-of-text and the like."""
+    return str(tokenizer.decode(token_ids, skip_special_tokens=True))
