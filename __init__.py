@@ -55,4 +55,6 @@ def __dir__() -> list[str]:
 
 # The command-line tool imports this package too, and `moa --help` should not wait seconds for torch.
 if Path(sys.argv[0] if sys.argv else "").stem != "moa":
-    import_module(".modeling_moa", __name__)
+    # modeling_moa travels to the Hub and knows nothing of how it gets there
+    _drafter = import_module(".modeling_moa", __name__).MoADrafterForCausalLM
+    _drafter.push_to_hub = import_module(".hub", __name__).push_to_hub
