@@ -22,7 +22,7 @@ PLAIN = "plain"
 DESCRIPTIONS = {
     PLAIN: "plain `generate`, the baseline",
     "stock-lookup": "transformers' prompt lookup, 8 tokens",
-    "lookup": "our lookup alone, 8 tokens, no drafter",
+    "lookup": "our lookup alone, by measured cost: moa-auto without its drafter",
     "moa": "MoA, a chain of 5",
     "moa-tree": "MoA, a tree of 5 levels, breadth 3, 10 nodes",
     "moa-auto": "MoA and lookup, chosen by measured cost",
@@ -35,7 +35,7 @@ _FIXED = {"draft_policy": "fixed", "assistant_confidence_threshold": 0.0, "promp
 OPTIONS: dict[str, dict[str, Any]] = {
     PLAIN: {},
     "stock-lookup": {"prompt_lookup_num_tokens": 8},
-    "lookup": _FIXED | {"prompt_lookup_num_tokens": 8},
+    "lookup": {"draft_policy": "auto"},
     "moa": _FIXED | {"num_assistant_tokens": 5, "draft_breadth": 1},
     "moa-tree": _FIXED | {"num_assistant_tokens": 5, "draft_breadth": 3, "draft_nodes": 10},
     "moa-auto": {"draft_policy": "auto"},

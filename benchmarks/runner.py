@@ -1,7 +1,7 @@
 """The comparison: every method answers every question, in turns, and nothing measured is lost.
 
 Knows the order of measurement and what is kept of it. Does not know how one answer is timed (`measure`), how files are
-written (`records`) or what the figures say (`summary`).
+written (`records`) or how figures are computed (`summary`).
 
 For each turn of a question and each repetition all methods answer once, one after the other, and who begins changes
 from question to question and from repetition to repetition, so that a machine that slows down or speeds up meanwhile
@@ -10,7 +10,7 @@ does so for all of them. All methods are given the same conversation: the answer
 
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -22,7 +22,8 @@ from .datasets import Question
 from .measure import Answer, Clock, answer, explain_difference
 from .methods import PLAIN, Method
 from .metrics import first_difference
-from .records import ResultFile
+from .records import ResultFile, environment
+from .summary import summarise
 
 WARM_UP = "Name three rivers in Europe, then name them again."
 WARM_UP_TOKENS = 24
@@ -171,3 +172,33 @@ class Comparison:
 
     def _context(self) -> int | None:
         return getattr(self.target.config.get_text_config(decoder=True), "max_position_embeddings", None)
+
+
+def measure_all(
+    comparison: Comparison,
+    questions: Sequence[Question],
+    results: ResultFile,
+    data: Mapping[str, Any],
+    time_limit: float | None = None,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Measures what the results do not have yet, and writes the whole result with its figures.
+
+    Args:
+        data: `datasets.checksums` of the questions' files, for the record.
+        time_limit: as for `Comparison.run`.
+    """
+    results.begin(environment())
+    done = {entry["key"] for entry in results.questions}
+    complete = all(question.key in done for question in questions)
+    if not complete:
+        comparison.warm_up()
+        complete = comparison.run(questions, results, time_limit, progress)
+    methods = comparison.methods
+    return results.finish(
+        complete=complete,
+        questions_chosen=len(questions),
+        data=dict(data),
+        methods={method.name: {"options": method.options, "parameters": method.parameters} for method in methods},
+        summary=summarise(results.questions, [method.name for method in methods]),
+    )

@@ -32,7 +32,8 @@ class MockTokenizer:
     chat_template = None
 
     def __call__(self, text: str, return_tensors: str) -> SimpleNamespace:
-        return SimpleNamespace(input_ids=torch.tensor([[int(word) for word in text.split()]]))
+        ids = [int(word) if word.isdigit() else 3 + len(word) for word in text.split()]
+        return SimpleNamespace(input_ids=torch.tensor([ids]))
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         return " ".join(map(str, ids))

@@ -1,0 +1,90 @@
+"""Results as pictures. Needs matplotlib, from the extra `bench`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .methods import PLAIN
+from .report import Result, suites
+
+# told apart by shape and hatching as well as by colour
+_MARKERS = "osD^vPX*"
+_HATCHES = ["", "//", "..", "\\\\", "xx", "--", "++", "oo"]
+
+
+def draw(result: Result, folder: str | Path, name: str) -> list[Path]:
+    """Draws what the result has: speedup by task and acceptance by depth, for each suite.
+
+    Returns:
+        The files written, `NAME-*.png`.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    pyplot = _pyplot()
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for suite, tasks in suites(result).items():
+        whole = result["summary"][suite]
+        methods = [method for method in result["methods"] if method != PLAIN]
+        figure, axes = pyplot.subplots(figsize=(9, 3.6), layout="constrained")
+        groups = [*tasks, "mean"]
+        width = 0.8 / max(1, len(methods))
+        for i, method in enumerate(methods):
+            speeds = [figures[method]["speedup"] for figures in (*tasks.values(), whole)]
+            places = [group + (i - (len(methods) - 1) / 2) * width for group in range(len(groups))]
+            medians = [speed[0] for speed in speeds]
+            reach = [[speed[0] - speed[1] for speed in speeds], [speed[2] - speed[0] for speed in speeds]]
+            axes.bar(places, medians, width, yerr=reach, label=method, hatch=_HATCHES[i % len(_HATCHES)], alpha=0.85)
+        axes.axhline(1.0, color="black", linewidth=0.8)
+        axes.set_xticks(range(len(groups)), groups, rotation=15)
+        axes.set_ylabel("speedup over plain decoding")
+        axes.set_title(f"{suite}, {result['options']['dtype']}, T = {result['options']['temperature']:g}")
+        axes.legend(ncols=4, fontsize="small")
+        written.append(_save(figure, folder / f"{name}-{suite}-speedup.png"))
+
+        curves = {method: list(enumerate(whole[method]["conditional_acceptance"], start=1)) for method in methods}
+        written.append(
+            lines(
+                {method: curve[:12] for method, curve in curves.items() if curve},
+                "depth of the draft",
+                "P(accepted this deep | accepted one less)",
+                suite,
+                folder / f"{name}-{suite}-acceptance.png",
+            )
+        )
+    return written
+
+
+def lines(curves: dict[str, Sequence[tuple[float, float]]], x_label: str, y_label: str, title: str, path: Path) -> Path:
+    """One line per name through its (x, y) points."""
+    figure, axes = _pyplot().subplots(figsize=(6, 3.6), layout="constrained")
+    for i, (name, points) in enumerate(curves.items()):
+        axes.plot(*zip(*points, strict=True), marker=_MARKERS[i % len(_MARKERS)], label=name)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.set_ylim(bottom=0)
+    axes.set_title(title)
+    if curves:
+        axes.legend(fontsize="small")
+    return _save(figure, path)
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("Figures need matplotlib: pip install 'moa-spec[bench]'") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def _save(figure: Any, path: Path) -> Path:
+    beside = path.with_name(f".{path.name}")
+    figure.savefig(beside, format="png", dpi=130, metadata={"Software": None})
+    beside.replace(path)
+    _pyplot().close(figure)
+    return path

@@ -1,0 +1,309 @@
+"""Results as Markdown: tables to print, a whole report, and tables kept up to date inside other documents.
+
+Knows result files and layout. Does not measure or decide anything: every number is read from a result.
+"""
+
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from .methods import DESCRIPTIONS, PLAIN
+from .records import ResultError, read_result
+from .summary import speedup_over
+
+Result = dict[str, Any]
+Figures = dict[str, Any]
+
+NOTHING = "-"
+LOOKUP = "stock-lookup"
+
+
+def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table; the first column is text, the others are numbers."""
+    header = list(header)
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def number(value: float | None, digits: int = 2, unit: str = "") -> str:
+    return NOTHING if value is None else f"{value:.{digits}f}{unit}"
+
+
+def spread(values: list[float] | None, digits: int = 2, unit: str = "") -> str:
+    """The median, and the range where there is one."""
+    if values is None:
+        return NOTHING
+    median, low, high = (f"{value:.{digits}f}" for value in values)
+    return f"{median}{unit}" if low == high else f"{median}{unit} ({low} to {high})"
+
+
+def share(value: float | None) -> str:
+    return NOTHING if value is None else f"{100 * value:.1f}%".replace("100.0%", "100%")
+
+
+def mebibytes(value: float | None) -> str:
+    return NOTHING if value is None else f"{value / 2**20:.0f} MiB"
+
+
+# -- one comparison ----------------------------------------------------------------------------------------------------
+
+
+def suites(result: Result) -> dict[str, dict[str, dict[str, Figures]]]:
+    """Per suite its tasks' figures, by method."""
+    found: dict[str, dict[str, dict[str, Figures]]] = {}
+    for group, figures in result["summary"].items():
+        suite, _, task = group.partition("/")
+        if task:
+            found.setdefault(suite, {})[task] = figures
+    return found
+
+
+def settings_text(result: Result) -> str:
+    """What was measured, where, and with what."""
+    options, session = result["options"], result["sessions"][-1]
+    machine = session["machine"]
+    sampling = "greedy" if options["temperature"] == 0 else f"sampling at temperature {options['temperature']:g}"
+    amount = "all questions" if options["per_task"] is None else f"{options['per_task']} questions per task"
+    revisions = ", ".join(sorted({(entry["git_revision"] or "unknown")[:12] for entry in result["sessions"]}))
+    versions = session["versions"]
+    lines = [
+        f"{options['target']}, {options['dtype']}, {sampling}, up to {options['max_new_tokens']} new tokens, "
+        f"{amount}, median of {options['repetitions']} repetitions (range in brackets), batch 1.",
+        f"{machine['gpu'] or machine['processor']}, {options['threads']} threads, "
+        f"torch {versions['torch']}, transformers {versions['transformers']}, revision {revisions}, "
+        f"{session['started'][:10]}.",
+    ]
+    skipped = [f"{entry['key']} ({entry['skipped']})" for entry in result["questions"] if "skipped" in entry]
+    if skipped:
+        lines.append(f"Skipped: {'; '.join(skipped)}.")
+    if not result["complete"]:
+        lines.append(f"**Not complete**: {len(result['questions'])} of {result['questions_chosen']} questions.")
+    others = [name for name, entry in result["data"].items() if not entry["as_published"]]
+    if others:
+        lines.append(f"**Not the published questions**: {', '.join(others)}.")
+    if any(not figures["recount_agrees"] for group in result["summary"].values() for figures in group.values()):
+        lines.append("**The recount from the traces disagrees with the count of the target's calls.**")
+    return "\n".join(lines)
+
+
+def speedup_table(result: Result) -> str:
+    """Speedup over plain decoding and tau, task by task, as the paper prints them."""
+    parts = []
+    for suite, tasks in suites(result).items():
+        whole = result["summary"][suite]
+        rows = []
+        for name in result["methods"]:
+            cells = [f"{tasks[task][name]['speedup'][0]:.2f}x / {number(tasks[task][name]['tau'])}" for task in tasks]
+            rows.append([name, *cells, f"{spread(whole[name]['speedup'], unit='x')} / {number(whole[name]['tau'])}"])
+        parts.append(
+            table([f"{suite}: speedup / tokens per target call", *tasks, "mean over tasks / all rounds"], rows)
+        )
+    return "\n\n".join(parts)
+
+
+def detail_table(result: Result) -> str:
+    """What users feel, and what the speedup is made of."""
+    header = [
+        "", "end-to-end", "decode-only", "predicted", "AL", "v", "c", "gamma", "other", "tokens/s", "first token",
+        "identical", "near ties", "peak memory",
+    ]  # fmt: skip
+    parts = []
+    for suite in suites(result):
+        rows = []
+        for name, figures in result["summary"][suite].items():
+            first = figures["first_token_seconds"]
+            ties = figures["differences"]
+            rows.append(
+                [
+                    name,
+                    spread(figures["speedup"], unit="x"),
+                    spread(figures["decode_speedup"], unit="x"),
+                    number(figures["predicted_speedup"], unit="x"),
+                    number(figures["acceptance_length"]),
+                    number(figures["verify_cost"]),
+                    number(figures["draft_cost"], 3),
+                    number(figures["draft_levels"]),
+                    number(figures["other_cost"]),
+                    number(figures["tokens_per_second"][0], 1),
+                    NOTHING if first is None else f"{1000 * first[0]:.0f} ms",
+                    share(figures["identical_rate"]),
+                    f"{figures['near_ties']} of {ties}" if ties else NOTHING,
+                    mebibytes(figures["peak_memory"]),
+                ]
+            )
+        parts.append(table([suite, *header[1:]], rows))
+    return "\n\n".join(parts)
+
+
+def acceptance_table(result: Result) -> str:
+    """Conditional acceptance by depth, and how many rounds gave how many tokens."""
+    parts = []
+    for suite in suites(result):
+        drafting = {name: f for name, f in result["summary"][suite].items() if name != PLAIN}
+        depth = max((len(figures["conditional_acceptance"]) for figures in drafting.values()), default=0)
+        depth = min(depth, 8)
+        rows = []
+        for name, figures in drafting.items():
+            rates = [share(rate) for rate in figures["conditional_acceptance"][:depth]]
+            counts = {int(length): count for length, count in figures["histogram"].items()}
+            total = sum(counts.values())
+            longer = sum(count for length, count in counts.items() if length > 6)
+            shares = [share(counts.get(length, 0) / total) if total else NOTHING for length in range(1, 7)]
+            rows.append(
+                [
+                    name,
+                    *rates,
+                    *([NOTHING] * (depth - len(rates))),
+                    *shares,
+                    share(longer / total) if total else NOTHING,
+                ]
+            )
+        header = [
+            suite,
+            *(f"depth {level}" for level in range(1, depth + 1)),
+            *(f"rounds of {n}" for n in range(1, 7)),
+            "more",
+        ]
+        parts.append(table(header, rows))
+    return "\n\n".join(parts)
+
+
+def losses_text(result: Result) -> str:
+    """Where a method is slower than plain decoding, and where ours is slower than prompt lookup."""
+    lines = []
+    for suite, tasks in suites(result).items():
+        for name in result["methods"]:
+            if name == PLAIN:
+                continue
+            slow = [(task, figures[name]["speedup"][0]) for task, figures in tasks.items()]
+            slow = [(task, value) for task, value in slow if value < 1]
+            if slow:
+                listed = ", ".join(f"{task} {value:.2f}x" for task, value in slow)
+                lines.append(f"- {suite}, {name}: slower than plain decoding on {listed}.")
+            if name.startswith("moa") and LOOKUP in result["methods"]:
+                behind = [
+                    f"{task} {figures[name]['speedup'][0]:.2f}x against {figures[LOOKUP]['speedup'][0]:.2f}x"
+                    for task, figures in tasks.items()
+                    if figures[name]["speedup"][0] < figures[LOOKUP]["speedup"][0]
+                ]
+                if behind:
+                    lines.append(f"- {suite}, {name}: behind prompt lookup on {', '.join(behind)}.")
+    return "\n".join(lines) or "No method is slower than plain decoding on any task, and none of ours behind lookup."
+
+
+def lookup_text(result: Result) -> str:
+    """MoA against prompt lookup in the same run."""
+    lines = []
+    for suite in suites(result):
+        for name in result["methods"]:
+            if name.startswith("moa") and LOOKUP in result["methods"]:
+                over = speedup_over(result["questions"], name, LOOKUP, suite)
+                lines.append(f"- {suite}, {name}: {spread(over, unit='x')} over transformers' prompt lookup.")
+    return "\n".join(lines) or NOTHING
+
+
+def methods_table(result: Result) -> str:
+    """What the rows are."""
+    rows = [
+        [name, DESCRIPTIONS.get(name, ""), f"{method['parameters'] / 1e6:.1f} M" if method["parameters"] else NOTHING]
+        for name, method in result["methods"].items()
+    ]
+    return table(["method", "what", "parameters"], rows)
+
+
+SECTIONS: dict[str, Callable[[Result], str]] = {
+    "settings": settings_text,
+    "methods": methods_table,
+    "speedup": speedup_table,
+    "details": detail_table,
+    "acceptance": acceptance_table,
+    "lookup": lookup_text,
+    "losses": losses_text,
+}
+
+_LEGEND = (
+    "Speedup is wall-clock tokens per second over plain decoding's, per question, then averaged. v is the time of a "
+    'round\'s target pass over a one-token pass, c that of a draft step, gamma the draft steps per round; "predicted" '
+    'is tau / (v + gamma c), to be compared with decode-only; "other" is the rest of a round in one-token passes. AL '
+    'is the mean over answers. "identical" is the share of answers equal to plain greedy decoding\'s; of the others, '
+    '"near ties" part where the target\'s two best logits lie within rounding of the dtype. Peak memory is the '
+    "process's, which holds the models of all methods."
+)
+
+
+def report(results: dict[str, Result]) -> str:
+    """A document on one or more results, by title."""
+    parts = ["# Benchmark"]
+    for title, result in results.items():
+        parts += [
+            f"## {title}",
+            settings_text(result),
+            speedup_table(result),
+            detail_table(result),
+            _LEGEND,
+            acceptance_table(result),
+            "### Where it loses",
+            losses_text(result),
+            "### Against prompt lookup",
+            lookup_text(result),
+            "### Methods",
+            methods_table(result),
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+# -- inside other documents --------------------------------------------------------------------------------------------
+
+_MARKED = re.compile(r"(<!-- bench (\S+) (\S+) -->\n)(.*?)(\n?<!-- /bench -->)", re.DOTALL)
+_OPENING = re.compile(r"<!-- bench .*?-->")
+
+
+def fill(path: str | Path) -> int:
+    """Renews what stands between the markers of a document; returns how many there were.
+
+    A marker is `<!-- bench SECTION RESULT -->` on a line of its own, up to `<!-- /bench -->`. SECTION is one of
+    `SECTIONS`, RESULT a result file, named from the document's folder.
+
+    Raises:
+        ResultError: a marker that cannot be understood, or a result that cannot be read; nothing is changed then.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ResultError(f"There is no document {path}") from None
+
+    def renewed(match: re.Match[str]) -> str:
+        opening, section, result, _, closing = match.groups()
+        if section not in SECTIONS:
+            raise ResultError(f"{path}: there is no section {section!r}; there are {', '.join(SECTIONS)}")
+        content = SECTIONS[section](read_result(path.parent / result))
+        return f"{opening}{content}\n{closing.lstrip()}"
+
+    filled, count = _MARKED.subn(renewed, text)
+    if count != len(_OPENING.findall(text)):
+        raise ResultError(
+            f"{path}: a marker is not of the form <!-- bench SECTION RESULT --> ... <!-- /bench -->, each on its line"
+        )
+    if filled != text:
+        write_text(path, filled)
+    return count
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Writes beside and renames."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8"
+    ) as beside:
+        try:
+            beside.write(text)
+            beside.close()
+            os.chmod(beside.name, path.stat().st_mode if path.exists() else 0o644)
+            os.replace(beside.name, path)
+        finally:
+            Path(beside.name).unlink(missing_ok=True)
