@@ -15,6 +15,7 @@ COMMANDS = {
     "generate": "answer a prompt, and show what was drafted, kept and thrown away",
     "distill": "collect the target's own answers, the training data of a drafter",
     "train": "train a drafter on them",
+    "bench": "measure drafters against plain decoding and other methods",
 }
 
 
