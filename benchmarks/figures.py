@@ -13,7 +13,7 @@ _HATCHES = ["", "//", "..", "\\\\", "xx", "--", "++", "oo"]
 
 
 def draw(result: Result, folder: str | Path, name: str) -> list[Path]:
-    """Draws what the result has: speedup by task and acceptance by depth, for each suite.
+    """Draws what the result has: speedup by task and acceptance by depth for each suite, or an engine's probes.
 
     Returns:
         The files written, `NAME-*.png`.
@@ -24,6 +24,8 @@ def draw(result: Result, folder: str | Path, name: str) -> list[Path]:
     pyplot = _pyplot()
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    if "engine" in result:
+        return _draw_engine(result, folder, name)
     written = []
     for suite, tasks in suites(result).items():
         whole = result["summary"][suite]
@@ -57,9 +59,33 @@ def draw(result: Result, folder: str | Path, name: str) -> list[Path]:
     return written
 
 
+_SPEEDUP = "decode speedup over plain decoding"
+
+
+def _draw_engine(result: Result, folder: Path, name: str) -> list[Path]:
+    """Speed against draft length and against context length, verify cost against size, a line per dtype."""
+    probes = {dtype: part["probes"] for dtype, part in result["engine"].items()}
+
+    def points(values: dict[str, float | None]) -> list[tuple[float, float]]:
+        return [(float(x), y) for x, y in values.items() if y is not None]
+
+    by_context = {
+        f"{dtype} {method}": points({n: figures[method]["decode_speedup"] for n, figures in p["context"].items()})
+        for dtype, p in probes.items()
+        for method in ("moa", "moa-auto")
+    }
+    drawings = (
+        ("draft-length", {d: points(p["draft_lengths"]) for d, p in probes.items()}, "drafts per round", _SPEEDUP),
+        ("context", by_context, "tokens of prompt", _SPEEDUP),
+        ("verify-cost", {d: points(p["verify_cost"]) for d, p in probes.items()}, "tokens per pass, k", "v(k)"),
+    )
+    return [lines(curves, x, y, "", folder / f"{name}-{what}.png") for what, curves, x, y in drawings]
+
+
 def lines(curves: dict[str, Sequence[tuple[float, float]]], x_label: str, y_label: str, title: str, path: Path) -> Path:
     """One line per name through its (x, y) points."""
     figure, axes = _pyplot().subplots(figsize=(6, 3.6), layout="constrained")
+    curves = {name: points for name, points in curves.items() if points}
     for i, (name, points) in enumerate(curves.items()):
         axes.plot(*zip(*points, strict=True), marker=_MARKERS[i % len(_MARKERS)], label=name)
     axes.set_xlabel(x_label)

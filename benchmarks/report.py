@@ -89,6 +89,18 @@ def settings_text(result: Result) -> str:
     return "\n".join(lines)
 
 
+def engine_settings_text(result: Result) -> str:
+    """As `settings_text`, for a record of the engine."""
+    options, session = result["options"], result["sessions"][-1]
+    machine, versions = session["machine"], session["versions"]
+    return (
+        f"{options['target']}, greedy, up to {options['max_new_tokens']} new tokens, {options['threads']} threads of "
+        f"{machine['gpu'] or machine['processor']}, torch {versions['torch']}, transformers "
+        f"{versions['transformers']}, revision {(session['git_revision'] or 'unknown')[:12]}, "
+        f"{session['started'][:10]}."
+    )
+
+
 def speedup_table(result: Result) -> str:
     """Speedup over plain decoding and tau, task by task, as the paper prints them."""
     parts = []
@@ -214,7 +226,64 @@ def methods_table(result: Result) -> str:
     return table(["method", "what", "parameters"], rows)
 
 
+# -- the engine --------------------------------------------------------------------------------------------------------
+
+
+def goals_table(result: Result) -> str:
+    """What was to be reached, in each dtype."""
+    verdict = {True: "yes", False: "**no**", None: "not measured"}
+    rows = [
+        [entry["goal"], dtype, entry["limit"], number(entry["measured"], 3), verdict[entry["met"]]]
+        for dtype, part in engine_parts(result).items()
+        for entry in part["goals"]
+    ]
+    return table(["goal", "dtype", "limit", "measured", "met"], rows)
+
+
+def engine_parts(result: Result) -> dict[str, Any]:
+    """Per dtype its goals and probes.
+
+    Raises:
+        ResultError: the result is not one of `moa bench engine`.
+    """
+    if "engine" not in result:
+        raise ResultError("This result is a comparison, not one of `moa bench engine`")
+    return result["engine"]
+
+
+def probes_table(result: Result) -> str:
+    """What one round costs, and what that does to speed."""
+    parts = engine_parts(result)
+    rows: dict[str, list[str]] = {}
+    for part in parts.values():
+        probes = part["probes"]
+        entries: dict[str, str] = {
+            "one-token pass, 400 tokens of context": number(1000 * probes["pass_seconds"]["1"], 1, " ms")
+        }
+        entries |= {f"v({size})": number(cost) for size, cost in probes["verify_cost"].items() if size != "1"}
+        for name in ("verify", "draft", "draft_cost", "observe", "bookkeeping", "plain_bookkeeping", "prompt", "tau"):
+            entries[f"chain of 5, per round: {name}"] = number(probes["round"].get(name), 3)
+        entries |= {f"chain of {n}: decode speedup": number(s) for n, s in probes["draft_lengths"].items()}
+        for length, figures in probes["context"].items():
+            for method in ("moa", "moa-auto"):
+                entries[f"{length} tokens of prompt, {method}: decode speedup"] = number(
+                    figures[method]["decode_speedup"]
+                )
+                entries[f"{length} tokens of prompt, {method}: end-to-end"] = number(figures[method]["speedup"])
+        for name in ("target_weights", "target_cache", "drafter_weights", "drafter_cache"):
+            entries[f"memory at {probes['memory']['prompt_tokens']} tokens: {name}"] = mebibytes(probes["memory"][name])
+        batch = probes["batch"]
+        entries[f"batch of {batch['rows']}: plain, total tokens/s"] = number(batch["plain_tokens_per_second"], 1)
+        entries[f"batch of {batch['rows']}: moa-auto, total tokens/s"] = number(batch["tokens_per_second"], 1)
+        entries[f"batch of {batch['rows']}: rows identical to plain's"] = str(batch["identical_rows"])
+        for name, value in entries.items():
+            rows.setdefault(name, []).append(value)
+    return table(["probe (times in one-token passes)", *parts], [[name, *values] for name, values in rows.items()])
+
+
 SECTIONS: dict[str, Callable[[Result], str]] = {
+    "goals": goals_table,
+    "probes": probes_table,
     "settings": settings_text,
     "methods": methods_table,
     "speedup": speedup_table,
@@ -238,6 +307,9 @@ def report(results: dict[str, Result]) -> str:
     """A document on one or more results, by title."""
     parts = ["# Benchmark"]
     for title, result in results.items():
+        if "engine" in result:
+            parts += [f"## {title}", engine_settings_text(result), goals_table(result), probes_table(result)]
+            continue
         parts += [
             f"## {title}",
             settings_text(result),

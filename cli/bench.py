@@ -13,12 +13,9 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .arguments import DEFAULT_DRAFTER, add_model_arguments, not_negative, positive
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 EXAMPLE = "moa bench run --quick"
 
@@ -46,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, add, example in (
         ("run", _add_run_arguments, "moa bench run --dtype bfloat16 --per-task 8 --output runs/greedy-bf16.json"),
+        ("engine", _add_engine_arguments, "moa bench engine --output runs/engine.json"),
         ("report", _add_report_arguments, "moa bench report runs/greedy-bf16.json --figures runs"),
         ("fetch", _add_fetch_arguments, "moa bench fetch"),
     ):
@@ -81,6 +79,31 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=positive, metavar="N", help="of the CPU (default: as many as cores)")
 
 
+def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("runs/engine.json"),
+        metavar="FILE",
+        help="the record; the comparison in each dtype goes beside, NAME-DTYPE.json (default: %(default)s)",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="begin anew whatever is there")
+    parser.add_argument(
+        "--dtypes", nargs="+", default=["bfloat16", "float32"], choices=["float32", "bfloat16", "float16"]
+    )
+    parser.add_argument("--per-task", type=positive, default=8, metavar="N", help="questions (default: %(default)s)")
+    parser.add_argument("--max-new-tokens", type=positive, default=128, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--repetitions", type=positive, default=3, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument(
+        "--data", type=Path, metavar="FOLDER", help="the questions (default: what fetch has downloaded)"
+    )
+    parser.add_argument("--target", metavar="NAME", help="a folder or a repository (default: SmolLM2-135M-Instruct)")
+    parser.add_argument("--drafter", metavar="NAME", help=f"likewise (default: checkpoints/{DEFAULT_DRAFTER.name})")
+    parser.add_argument("--device", default="cpu", help="such as cuda (default: %(default)s)")
+    parser.add_argument("--threads", type=positive, metavar="N", help="of the CPU (default: as many as cores)")
+
+
 def _add_report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", nargs="*", type=Path, metavar="RESULT", help="what run and engine have written")
     parser.add_argument("--output", type=Path, metavar="FILE", help="the report (default: printed)")
@@ -95,7 +118,7 @@ def _add_fetch_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return {"run": run_comparison, "report": run_report, "fetch": run_fetch}[args.action](args)
+    return {"run": run_comparison, "engine": run_engine, "report": run_report, "fetch": run_fetch}[args.action](args)
 
 
 def run_fetch(args: argparse.Namespace) -> int:
@@ -131,67 +154,118 @@ def run_report(args: argparse.Namespace) -> int:
 
 def run_comparison(args: argparse.Namespace) -> int:
     began = time.monotonic()
-    from ..benchmarks import datasets, methods, records, report, runner
-    from ..benchmarks.measure import clock_for
+    from ..benchmarks import report
 
     for name, value in (QUICK if args.quick else USUAL).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    per_task = None if args.all else args.per_task
-    methods.check_names(args.methods, args.assistant)
-    folder = datasets.find_folder(args.data)
-    questions = datasets.choose(datasets.load(args.sets, folder), per_task, args.seed)
-
-    threads = pin_threads(args.threads)
-    target, tokenizer = load_target(args)
-    drafter = drafter_name(args)
-    prepared = methods.prepare(args.methods, target, drafter, args.assistant, args.seed)
-    options = {
-        "target": target.config._name_or_path,
-        "drafter": None if drafter is None else str(drafter),
-        "drafter_sha256": records.checkpoint_digest(drafter),
-        "assistant": args.assistant,
-        "methods": args.methods,
-        "sets": args.sets,
-        "per_task": per_task,
-        "max_new_tokens": args.max_new_tokens,
-        "repetitions": args.repetitions,
-        "temperature": args.temperature,
-        "seed": args.seed,
-        "dtype": args.dtype,
-        "device": args.device,
-        "threads": threads,
-    }
-    results = records.ResultFile(args.output, options, overwrite=args.overwrite or args.quick)
-    comparison = runner.Comparison(
-        target,
-        tokenizer,
-        prepared,
-        args.max_new_tokens,
-        args.repetitions,
-        args.temperature,
-        args.seed,
-        clock_for(target.device),
-    )
-    limit = None if args.max_minutes is None else 60 * args.max_minutes - (time.monotonic() - began)
-    data = datasets.checksums(args.sets, folder)
-    result = runner.measure_all(comparison, questions, results, data, limit)
+    args.per_task = None if args.all else args.per_task
+    args.overwrite |= args.quick
+    limit = None if args.max_minutes is None else began + 60 * args.max_minutes
+    result = Bench(args, args.dtype).compare(args.output, limit)
     print(report.settings_text(result), report.speedup_table(result), report.detail_table(result), sep="\n\n")
     print(f"\n`moa bench report {args.output}` says more")
-    agrees = all(figures["recount_agrees"] for group in result["summary"].values() for figures in group.values())
+    return 0 if recount_agrees(result) else 1
+
+
+def run_engine(args: argparse.Namespace) -> int:
+    from ..benchmarks import goals, probes, records, report
+
+    args.methods, args.sets, args.assistant, args.temperature = [*goals.METHODS, "moa"], [goals.SUITE], None, 0.0
+    parts: dict[str, Any] = {}
+    agrees = True
+    for dtype in args.dtypes:
+        bench = Bench(args, dtype)
+        comparison = bench.compare(args.output.with_name(f"{args.output.stem}-{dtype}.json"))
+        agrees &= recount_agrees(comparison)
+        measured = probes.probe(
+            bench.target,
+            bench.tokenizer,
+            {method.name: method for method in bench.methods},
+            list({question.task: question.turns[0] for question in reversed(bench.questions)}.values())[::-1],
+            [question.turns[0] for question in bench.everything if question.task in ("summarization", "rag")],
+            args.max_new_tokens,
+            bench.clock,
+            lambda what: print(f"measuring {what}", file=sys.stderr, flush=True),
+        )
+        parts[dtype] = {"goals": goals.check(comparison, measured), "probes": measured}
+    record = {
+        "format": records.FORMAT,
+        "options": bench.options() | {"dtype": args.dtypes},
+        "sessions": [records.environment()],
+        "engine": parts,
+    }
+    records.write_json(args.output, record)
+    print(report.engine_settings_text(record), report.goals_table(record), report.probes_table(record), sep="\n\n")
     return 0 if agrees else 1
 
 
-def drafter_name(args: argparse.Namespace) -> str | Path | None:
-    """The drafter to use, if there is one."""
-    return args.drafter or (DEFAULT_DRAFTER if DEFAULT_DRAFTER.is_dir() else None)
+class Bench:
+    """Questions, models and options as the command line names them, in one dtype."""
+
+    def __init__(self, args: argparse.Namespace, dtype: str):
+        from .. import targets
+        from ..benchmarks import datasets, methods
+        from ..benchmarks.measure import clock_for
+
+        methods.check_names(args.methods, args.assistant)
+        self.args, self.dtype = args, dtype
+        self.folder = datasets.find_folder(args.data)
+        self.everything = datasets.load(args.sets, self.folder)
+        self.questions = datasets.choose(self.everything, args.per_task, args.seed)
+        self.threads = pin_threads(args.threads)
+        self.drafter = args.drafter or (DEFAULT_DRAFTER if DEFAULT_DRAFTER.is_dir() else None)
+        self.target, self.tokenizer = targets.load_target(args.target, dtype)
+        self.target.to(args.device)
+        self.clock = clock_for(self.target.device)
+        self.methods = methods.prepare(args.methods, self.target, self.drafter, args.assistant, args.seed)
+
+    def options(self) -> dict[str, Any]:
+        """All that the figures depend on, for the record."""
+        from ..benchmarks import records
+
+        args = self.args
+        return {
+            "target": self.target.config._name_or_path,
+            "drafter": None if self.drafter is None else Path(self.drafter).name,
+            "drafter_sha256": records.checkpoint_digest(self.drafter),
+            "assistant": args.assistant,
+            "methods": [method.name for method in self.methods],
+            "sets": args.sets,
+            "per_task": args.per_task,
+            "max_new_tokens": args.max_new_tokens,
+            "repetitions": args.repetitions,
+            "temperature": args.temperature,
+            "seed": args.seed,
+            "dtype": self.dtype,
+            "device": args.device,
+            "threads": self.threads,
+        }
+
+    def compare(self, output: Path, ends: float | None = None) -> dict[str, Any]:
+        """Measures what the output does not have yet, until `time.monotonic()` reaches `ends`, and writes it."""
+        from ..benchmarks import datasets, records, runner
+
+        args = self.args
+        results = records.ResultFile(output, self.options(), args.overwrite)
+        comparison = runner.Comparison(
+            self.target,
+            self.tokenizer,
+            self.methods,
+            args.max_new_tokens,
+            args.repetitions,
+            args.temperature,
+            args.seed,
+            self.clock,
+        )
+        data = datasets.checksums(args.sets, self.folder)
+        limit = None if ends is None else ends - time.monotonic()
+        return runner.measure_all(comparison, self.questions, results, data, limit)
 
 
-def load_target(args: argparse.Namespace) -> tuple["PreTrainedModel", Any]:
-    from .. import targets
-
-    target, tokenizer = targets.load_target(args.target, args.dtype)
-    return target.to(args.device), tokenizer
+def recount_agrees(result: dict[str, Any]) -> bool:
+    """Whether rounds counted from the traces are those counted from the target's calls, everywhere."""
+    return all(figures["recount_agrees"] for group in result["summary"].values() for figures in group.values())
 
 
 def pin_threads(count: int | None) -> int:
