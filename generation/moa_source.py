@@ -40,7 +40,7 @@ class _Growing:
 class MoASession:
     """One call's drafts. The context is laid out like the target's cache: its slot `base + i` is entry `i` here."""
 
-    def __init__(self, drafter: Drafter, target: PreTrainedModel, rows: int):
+    def __init__(self, drafter: Drafter, target: PreTrainedModel | None, rows: int):
         config = drafter.config
         self.drafter = drafter
         self.rows = rows
@@ -73,11 +73,30 @@ class MoASession:
         position_ids = verified.position_ids[:, missing:].to(device)
 
         states = self.drafter.layer_states(keys, values, hidden)
-        self.newest = new = self.drafter.encode(input_ids, states, position_ids)
+        starts = [start + missing for start in verified.starts]
+        counts = [count - missing for count in verified.counts]
+        new = self.drafter.encode(input_ids, states, position_ids)
+        self.extend(new, position_ids, starts, counts, verified.next_tokens)
+        end = self.base + max(self.lengths)
+        self.target_layers = []
+        for layer in self.tail_layers:
+            key, value = verified.states.whole_layer(layer)
+            self.target_layers.append((key[:, :, self.base : end].to(device), value[:, :, self.base : end].to(device)))
+
+    def extend(
+        self, new: Any, position_ids: torch.Tensor, starts: list[int], counts: list[int], next_tokens: list[int]
+    ) -> None:
+        """Takes in what the drafter made of verified tokens, (B, n) of them, wherever their memory came from.
+
+        Args:
+            new: from the drafter's `encode` or `encode_memory`; its `target_layers` are not read.
+            starts, counts, next_tokens: as in `Verified`.
+        """
+        self.newest = new
         if self.base is None:
-            self.base = min(verified.starts) + missing
-        for row, (first, count) in enumerate(zip(verified.starts, verified.counts, strict=True)):
-            start, count = first + missing - self.base, count - missing
+            self.base = min(starts)
+        for row, (first, count) in enumerate(zip(starts, counts, strict=True)):
+            start = first - self.base
             if count:
                 self.self_attention.write(new.self_attention, row, start, count)
                 self.cross_attention.write(new.cross_attention, row, start, count)
@@ -85,12 +104,7 @@ class MoASession:
                 self.next_positions[row] = position_ids[row, count - 1] + 1
                 if self.rows > 1:
                     self._mark_valid(row, start, start + count)
-        self.next_tokens = list(verified.next_tokens)
-        end = self.base + max(self.lengths)
-        self.target_layers = []
-        for layer in self.tail_layers:
-            key, value = verified.states.whole_layer(layer)
-            self.target_layers.append((key[:, :, self.base : end].to(device), value[:, :, self.base : end].to(device)))
+        self.next_tokens = list(next_tokens)
 
     def _mark_valid(self, row: int, start: int, end: int) -> None:
         if self.valid is None:

@@ -33,6 +33,7 @@ class Row:
         do_sample: sample, or take the best.
         keep_scores, keep_logits: whether the processed scores and the raw logits of each token are to be returned.
         put: called with every new token, (1,).
+        generator: draws the tokens when sampling; None: torch's own.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Row:
         keep_scores: bool,
         keep_logits: bool,
         put: Callable[[torch.Tensor], None] | None,
+        generator: torch.Generator | None = None,
     ):
         self.length = input_ids.shape[1]
         self.ids = input_ids.new_empty(1, max(capacity, self.length + 1))
@@ -54,6 +56,7 @@ class Row:
         self.scores: tuple[torch.Tensor, ...] | None = () if keep_scores else None
         self.logits: tuple[torch.Tensor, ...] | None = () if keep_logits else None
         self.put = put
+        self.generator = generator
         self.finished = False
         self.new_tokens: list[int] = []
 
@@ -77,7 +80,8 @@ class Row:
             if self.logits is not None:
                 self.logits += (raw,)
             if self.do_sample:
-                chosen = torch.multinomial(torch.nn.functional.softmax(scores, dim=-1), num_samples=1).squeeze(1)
+                probabilities = torch.nn.functional.softmax(scores, dim=-1)
+                chosen = torch.multinomial(probabilities, num_samples=1, generator=self.generator).squeeze(1)
             else:
                 chosen = scores.argmax(dim=-1)
             token = int(chosen)
