@@ -304,12 +304,14 @@ class MoADrafterForCausalLM(MoAPreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """As transformers'; a weight that the checkpoint lacks is an error, where transformers would draw it at random.
+        """As transformers'; a weight that the checkpoint lacks is an error, where transformers would draw it at random,
+        and pickled weights are not read.
 
         Raises:
             OSError: there is no such checkpoint.
             ValueError: it is not a drafter's, or not all of one.
         """
+        kwargs["use_safetensors"] = True
         try:
             drafter, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         except SafetensorError as error:

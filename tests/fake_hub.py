@@ -128,6 +128,7 @@ class FakeHub:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        self.storage = f"http://localhost:{self.server.server_address[1]}"  # another host, which gets no token
 
     def __enter__(self) -> "FakeHub":
         threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
@@ -216,6 +217,8 @@ class FakeHub:
         if match := re.fullmatch(r"/lfs/upload/([0-9a-f]{64})/(\d+)", path):
             self._upload(call, match[1], int(match[2]), body)
         if match := re.fullmatch(r"/lfs/object/([0-9a-f]{64})", path):
+            if call.headers.get("Authorization"):
+                raise refuse(400, "a signed address takes no token")
             raise Answer(200, self.large_files[match[1]], ETag=f'"{match[1]}"')
         if match := re.fullmatch(r"/(datasets/|spaces/)?([^/]+/[^/]+)\.git/info/lfs/objects/batch", path):
             self._batch(call, _type(match[1]), match[2], json.loads(body))
@@ -438,7 +441,7 @@ class FakeHub:
             "X-Repo-Commit": sha,
             "X-Linked-Etag": f'"{blob.etag}"',
             "X-Linked-Size": str(len(blob.content)),
-            "Location": f"{self.url}/lfs/object/{blob.etag}",
+            "Location": f"{self.storage}/lfs/object/{blob.etag}",
         }
         raise Answer(302, b"", **headers)
 
