@@ -49,6 +49,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=f"a folder or a repository on the Hub (default: checkpoints/{DEFAULT_DRAFTER.name})",
     )
+    group.add_argument("--drafter-revision", metavar="NAME", help="a branch, tag or commit of the drafter's repository")
     group.add_argument(
         "--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="(default: %(default)s)"
     )
@@ -110,5 +111,5 @@ def load_models(
     target, tokenizer = load_target(args.target, args.dtype)
     target = target.to(args.device)
     with quiet():
-        drafter = load_drafter(args.drafter or DEFAULT_DRAFTER, target)
+        drafter = load_drafter(args.drafter or DEFAULT_DRAFTER, target, revision=args.drafter_revision)
     return target, drafter, tokenizer

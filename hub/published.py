@@ -277,7 +277,7 @@ def _filled(config: MoADrafterConfig, tensors: dict[str, torch.Tensor], source: 
         if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
             raise MisfitError(f"{source}: {name} holds numbers that are no weights (integers, NaN or infinity)")
     dtype = tensors["self_attention.self_attn.q_proj.weight"].dtype
-    drafter = MoADrafterForCausalLM(config).to(dtype).eval()
+    drafter = MoADrafterForCausalLM(config).to(dtype=dtype).eval()
     drafter.load_state_dict(tensors)
     return drafter
 
@@ -300,8 +300,8 @@ def _check_published_design(config: MoADrafterConfig, layout: Layout) -> None:
     if config.head_norm:
         refuse("it has a norm before the head (head_norm.weight)")
     if config.layer_self_attention_num_attention_heads != config.num_attention_heads:
-        ours = config.layer_self_attention_num_attention_heads
-        refuse(f"LSA has {ours} attention heads, and theirs always has the target's {config.num_attention_heads}")
+        heads = config.layer_self_attention_num_attention_heads
+        refuse(f"LSA has {heads} attention heads, and theirs always has the target's {config.num_attention_heads}")
     if config.head_dim * config.num_attention_heads != config.hidden_size:
         refuse("its attention heads do not add up to the target's width")
     if config.logit_scale != 1.0 or config.final_logit_softcapping is not None:
@@ -309,9 +309,11 @@ def _check_published_design(config: MoADrafterConfig, layout: Layout) -> None:
     if layout == "vllm":
         if config.target_layer_inference:
             refuse(f"it reuses {config.target_layer_inference} target layers (TLI), which their engine cannot")
-        ours = (config.self_attention_num_key_value_heads, config.cross_attention_num_key_value_heads)
-        if ours[0] != ours[1]:
-            refuse(f"their engine needs as many key/value heads in SA as in CA, and it has {ours[0]} and {ours[1]}")
+        self_heads, cross_heads = config.self_attention_num_key_value_heads, config.cross_attention_num_key_value_heads
+        if self_heads != cross_heads:
+            refuse(
+                f"their engine needs as many key/value heads in SA as in CA, and it has {self_heads} and {cross_heads}"
+            )
 
 
 def _vllm_config(config: MoADrafterConfig, dtype: torch.dtype) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-import httpx
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, RepoCard, get_token
 from huggingface_hub.errors import (
     EntryNotFoundError,
@@ -27,12 +26,12 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import validate_repo_id
 
-RepoType = Literal["model", "dataset", "space"]
-
-try:  # the client's own copy of httpx, from 2.4 on
-    from httpx2 import HTTPError as _ClientError
+try:  # what the client speaks HTTP with, from 2.4 on
+    import httpx2 as http_client
 except ImportError:
-    from httpx import HTTPError as _ClientError
+    import httpx as http_client  # type: ignore[no-redef]
+
+RepoType = Literal["model", "dataset", "space"]
 
 
 class HubError(RuntimeError):
@@ -97,7 +96,7 @@ def push_folder(
             if not revision.startswith("refs/"):
                 api.create_branch(repo_id, branch=revision, repo_type=repo_type, exist_ok=True)
             info = api.repo_info(repo_id, repo_type=repo_type, revision=revision)
-            files, commit = [file.rfilename for file in info.siblings or []], info.sha
+            files, commit = _file_names(info), info.sha
         paths = sorted(path for path in folder.rglob("*") if path.is_file())
         names = {path.relative_to(folder).as_posix(): path for path in paths}
         stale = [name for name in files if name not in names and _matches(name, owned)]
@@ -113,7 +112,7 @@ def push_folder(
         )
     except (HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OfflineModeIsEnabled) as error:
         explain(error, repo_id)
-    except (_ClientError, httpx.HTTPError, OSError, RuntimeError) as error:
+    except (http_client.HTTPError, OSError, RuntimeError) as error:
         if isinstance(error, HubError):
             raise
         explain(error, repo_id)
@@ -150,7 +149,11 @@ def _existing(api: HfApi, repo_id: str, repo_type: RepoType) -> tuple[list[str],
         if error.response.status_code == 404:
             return [], None
         raise
-    return [file.rfilename for file in info.siblings or []], info.sha
+    return _file_names(info), info.sha
+
+
+def _file_names(info: Any) -> list[str]:
+    return [file.rfilename for file in info.siblings or []]
 
 
 def is_drafter(api: HfApi, repo_id: str, commit: str) -> bool:

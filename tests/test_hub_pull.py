@@ -220,7 +220,8 @@ def test_with_and_without_moa_spec(setting: Setting) -> None:
 
 
 def test_command_line(setting: Setting) -> None:
-    options = ["--target", str(setting.folder / "target"), "--drafter", REPO, "--max-new-tokens", "12", "--json"]
+    options = ["--target", str(setting.folder / "target"), "--drafter", REPO, "--drafter-revision", setting.commit]
+    options += ["--max-new-tokens", "12", "--json"]
     main = "import sys; from moa_spec.cli import main; sys.exit(main(sys.argv[1:]))"
     done = setting.process(["-c", main, "generate", "w5 w9 w17", "--repeats", "1", *options], "command")
     assert done.returncode == 0, done.stderr[-3000:]
