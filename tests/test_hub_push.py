@@ -84,6 +84,9 @@ def test_the_same_again_changes_nothing(hub: FakeHub, checkpoint: Path) -> None:
     assert not [call for call in hub.calls if "/commit/" in call or call.startswith("PUT")]
 
     drafter.Ekv2E.weight.data += 1
+    with pytest.raises(ValueError, match="another drafter than this one: Ekv2E.weight"):
+        push_drafter(drafter, REPO, records=checkpoint)
+    drafter.save_pretrained(checkpoint)
     (checkpoint / "benchmark.json").unlink()
     hub.repositories["model", REPO].commits[first.commit]["notes.md"] = next(
         iter(hub.repositories["model", REPO].commits[first.commit].values())
@@ -400,6 +403,10 @@ def test_bad_checkpoints(hub: FakeHub, checkpoint: Path, tmp_path: Path, capsys:
         return capsys.readouterr().err
 
     assert "no checkpoint" in error_of(tmp_path / "nowhere")
+    result = json.loads((checkpoint / "benchmark.json").read_text())
+    result["options"]["drafter_sha256"] = "0" * 64
+    (checkpoint / "benchmark.json").write_text(json.dumps(result))
+    assert "measured with other weights" in error_of(checkpoint)
     (checkpoint / "benchmark.json").write_text('{"format": 1}')
     assert "not a finished result" in error_of(checkpoint)
     (checkpoint / "benchmark.json").write_text("{")

@@ -1,0 +1,80 @@
+"""For tests of serving: a server on tiny random models, and drafts that are right as often as told."""
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from tiny import VOCAB, prompt, tiny_drafter, tiny_target
+from transformers import PreTrainedModel
+
+from moa_spec.generation import Draft, DraftPlan
+from moa_spec.modeling_moa import MoADrafterForCausalLM
+from moa_spec.serving.client import ClientGeneration, MoAClient
+from moa_spec.serving.client_memory import OfflineWriter, RemoteMemory
+from moa_spec.serving.events import Event, Transcript
+from moa_spec.serving.server import MoAServer, serve_in_thread
+from moa_spec.serving.sessions import Limits
+
+QUICK = Limits(grace_seconds=30, heartbeat_seconds=0.2, drain_seconds=0.2, retry_seconds=0.1)
+IDS = prompt(9)
+LENGTH = 40
+
+
+class World:
+    """A target, its drafter, the drafter's standalone copy for clients, and what the target says by itself."""
+
+    def __init__(self, **drafter: Any):
+        self.target: PreTrainedModel = tiny_target()
+        self.drafter: MoADrafterForCausalLM = tiny_drafter(self.target, **drafter)
+        self.drafter.lend(self.target)
+        self.alone: MoADrafterForCausalLM = self.drafter.standalone_copy()
+
+    def answer(self, ids: torch.Tensor = IDS, length: int = LENGTH, **call: Any) -> list[int]:
+        """Plain greedy decoding's new tokens."""
+        return self.target.generate(ids, max_new_tokens=length, do_sample=False, **call)[0, ids.shape[1] :].tolist()
+
+    @contextlib.contextmanager
+    def serving(self, limits: Limits = QUICK, port: int = 0, **options: Any) -> Iterator[tuple[MoAServer, str]]:
+        server = MoAServer(self.target, self.drafter, limits, **options)
+        with serve_in_thread(server, port=port) as url:
+            yield server, url
+
+    def client(self, url: str, **options: Any) -> MoAClient:
+        return MoAClient(url, self.alone, **({"cut_after": 1.0, "memory": "float32"} | options))
+
+
+def read(generation: ClientGeneration, limit: int = 10_000) -> tuple[Transcript, list[Event]]:
+    """The text and the events of a generation; a text that grows without end is an error."""
+    transcript, events = Transcript(), []
+    for event in generation:
+        transcript.add(event)
+        events.append(event)
+        assert len(events) < limit
+    return transcript, events
+
+
+def guess_well(monkeypatch: Any, whole: list[int], accuracy: float = 0.8, seed: int = 0) -> None:
+    """Makes clients draft, and write offline, the known text (prompt included), with mistakes."""
+    chance = random.Random(seed)
+
+    def guess(position: int) -> int:
+        right = position < len(whole) and chance.random() < accuracy
+        return whole[position] if right else chance.randrange(3, VOCAB)
+
+    def draft(memory: RemoteMemory, plan: DraftPlan) -> list[Draft]:
+        start = memory.held + 1
+        chain = Draft.chain([guess(start + level) for level in range(plan.levels)])
+        if plan.breadth > 1 and len(chain) > 1:
+            other = (chain.tokens[1] + 1) % VOCAB
+            chain.append(other, 0, -1.0, "drafter")
+        return [chain]
+
+    def write(writer: OfflineWriter) -> int:
+        token = guess(writer.ids.shape[1])
+        writer.ids = torch.cat([writer.ids, torch.tensor([[token]])], dim=1)
+        return token
+
+    monkeypatch.setattr(RemoteMemory, "draft", draft)
+    monkeypatch.setattr(OfflineWriter, "write", write)
