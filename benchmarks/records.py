@@ -9,7 +9,9 @@ import hashlib
 import json
 import os
 import platform
+import shlex
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -179,6 +181,7 @@ def environment() -> dict[str, Any]:
     """What ran, where, when, and how busy the machine was with other things."""
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "git_revision": git_revision(),
         "machine": machine(),
         "threads": torch.get_num_threads(),

@@ -329,8 +329,8 @@ def report(results: dict[str, Result]) -> str:
 
 # -- inside other documents --------------------------------------------------------------------------------------------
 
-_MARKED = re.compile(r"(<!-- bench (\S+) (\S+) -->\n)(.*?)(\n?<!-- /bench -->)", re.DOTALL)
-_OPENING = re.compile(r"<!-- bench .*?-->")
+_MARKED = re.compile(r"^(<!-- bench (\S+) (\S+) -->\n)(.*?)^(<!-- /bench -->)$", re.DOTALL | re.MULTILINE)
+_OPENING = re.compile(r"^<!-- bench ", re.MULTILINE)
 
 
 def fill(path: str | Path) -> int:
@@ -353,7 +353,7 @@ def fill(path: str | Path) -> int:
         if section not in SECTIONS:
             raise ResultError(f"{path}: there is no section {section!r}; there are {', '.join(SECTIONS)}")
         content = SECTIONS[section](read_result(path.parent / result))
-        return f"{opening}{content}\n{closing.lstrip()}"
+        return f"{opening}{content}\n{closing}"
 
     filled, count = _MARKED.subn(renewed, text)
     if count != len(_OPENING.findall(text)):

@@ -92,6 +92,55 @@ def test_a_wrong_marker_changes_nothing(tmp_path: Path, marker: str, fault: str)
     assert document.read_text() == f"before\n{marker}\nafter\n"
 
 
+def test_markers_inside_a_line_are_text(tmp_path: Path) -> None:
+    document = tmp_path / "guide.md"
+    document.write_text("Write `<!-- bench speedup x.json -->` and\n\n    <!-- bench speedup y.json -->\n")
+    assert report.fill(document) == 0
+
+
+ENGINE = {
+    "format": 1,
+    "options": OPTIONS | {"dtype": ["float32"]},
+    "engine": {
+        "float32": {
+            "goals": [
+                {"goal": "speedup", "limit": "at least 1.8", "measured": 1.25, "met": False},
+                {"goal": "memory", "limit": "at most 0.1", "measured": None, "met": None},
+            ],
+            "probes": {
+                "pass_seconds": {"1": 0.03, "8": 0.04},
+                "verify_cost": {"1": 1.0, "8": 1.33},
+                "round": {"verify": 1.2, "bookkeeping": 0.02},
+                "draft_lengths": {"1": 1.1, "5": None},
+                "context": {
+                    n: {m: {"speedup": 1.2, "decode_speedup": 1.4} for m in ("moa", "moa-auto")}
+                    for n in ("400", "4000")
+                },
+                "memory": dict.fromkeys(("target_weights", "target_cache", "drafter_weights", "drafter_cache"), 2**20)
+                | {"prompt_tokens": 4000},
+                "batch": {"rows": 4, "plain_tokens_per_second": 80.0, "tokens_per_second": 88.0, "identical_rows": 4},
+            },
+        }
+    },
+}
+
+
+def test_a_record_of_the_engine(tmp_path: Path, result_path: Path) -> None:
+    sessions = read_result(result_path)["sessions"]
+    text = report.report({"engine": ENGINE | {"sessions": sessions}})
+    assert "| speedup | float32 | at least 1.8 | 1.250 | **no** |" in text
+    assert "| memory | float32 | at most 0.1 | - | not measured |" in text
+    assert "| v(8) | 1.33 |" in text
+    with pytest.raises(ResultError, match="is a comparison"):
+        report.goals_table(read_result(result_path))
+    pytest.importorskip("matplotlib")
+    from moa_spec.benchmarks import figures
+
+    drawn = figures.draw(ENGINE, tmp_path, "engine")
+    assert [path.name for path in drawn] == ["engine-draft-length.png", "engine-context.png", "engine-verify-cost.png"]
+    assert all(path.exists() for path in drawn)
+
+
 def test_figures_are_drawn(tmp_path: Path, result_path: Path) -> None:
     pytest.importorskip("matplotlib")
     assert (
