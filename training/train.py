@@ -11,7 +11,6 @@ import os
 import platform
 import resource
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -226,7 +225,6 @@ def save_finished(
             "transformers": transformers.__version__,
         },
         "git_revision": revision,
-        "command": " ".join(sys.argv[1:]),
         "machine": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads",
     }
     path = Path(output) / "training_record.json"
