@@ -20,7 +20,7 @@ from transformers.dynamic_module_utils import get_relative_import_files
 from ..modeling_moa import MoADrafterConfig, MoADrafterForCausalLM
 from .card import model_card
 from .figures import Points, line_chart
-from .records import BENCHMARK_RECORDS, TRAINING_RECORD, Benchmark, read_benchmarks, read_training
+from .records import BENCHMARK_RECORDS, TRAINING_RECORD, Benchmark, check_same_drafter, read_benchmarks, read_training
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 ENTRY = _PACKAGE / "generation" / "generate.py"
@@ -49,12 +49,14 @@ def write_bundle(
         ValueError: the drafter does not name its target as a repository, or a record is damaged.
         RuntimeError: `standalone`, and no target is attached.
     """
+    check_target_name(drafter.config)
+    training = read_training(records) if records else None
+    benchmarks = read_benchmarks(records) if records else []
+    if records:
+        check_same_drafter(records, drafter.state_dict(), benchmarks)
     if standalone and not drafter.config.standalone:
         drafter = drafter.standalone_copy()
     config = drafter.config
-    check_target_name(config)
-    training = read_training(records) if records else None
-    benchmarks = read_benchmarks(records) if records else []
 
     drafter.save_pretrained(folder)
     code = folder / "custom_generate"

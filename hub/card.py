@@ -204,6 +204,8 @@ def _measured(benchmarks: Sequence[Benchmark], images: dict[str, str]) -> str:
             + f". Record: [`{benchmark.file}`]({benchmark.file})"
             + (f", written by `{command}`." if command else " (its command was not recorded).")
         )
+        if not benchmark.complete:
+            parts.append("**This run is not complete**: only some of the questions were measured.")
         parts.append(_table(benchmark.figures))
     parts += [f"![{label}]({path})" for path, label in images.items() if "acceptance" in path]
     parts.append(

@@ -3,10 +3,15 @@
 Knows their files and which figures a card takes from them. Does not know cards.
 """
 
+import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
+from safetensors import safe_open
 
 TRAINING_RECORD = "training_record.json"
 BENCHMARK_RECORDS = "benchmark*.json"
@@ -42,6 +47,7 @@ class Benchmark:
     options: dict[str, Any]
     session: dict[str, Any]
     figures: list[Figures]
+    complete: bool
 
     @property
     def hardware(self) -> str:
@@ -88,7 +94,9 @@ def _benchmark(path: Path) -> Benchmark:
             for method, values in methods.items()
             if method.startswith(_DRAFTER_METHODS) and values["tau"] is not None and values["speedup"] is not None
         ]
-        benchmark = Benchmark(path.name, result["options"], result["sessions"][-1], figures)
+        benchmark = Benchmark(
+            path.name, result["options"], result["sessions"][-1], figures, bool(result.get("complete", True))
+        )
         _ = benchmark.hardware
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise ValueError(
@@ -96,6 +104,34 @@ def _benchmark(path: Path) -> Benchmark:
             "move it out of the checkpoint"
         ) from error
     return benchmark
+
+
+def check_same_drafter(folder: Path, tensors: dict[str, torch.Tensor], benchmarks: Sequence[Benchmark]) -> None:
+    """Figures belong to the weights they were measured with.
+
+    Args:
+        folder: where the records lie; when it is a checkpoint, its weights must be these.
+        tensors: of the drafter that is to be published.
+
+    Raises:
+        ValueError: the records are another drafter's.
+    """
+    path = folder / "model.safetensors"
+    if not path.is_file():
+        return
+    with safe_open(path, framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118, not a dict
+            if name not in tensors or not torch.equal(file.get_tensor(name), tensors[name].cpu()):
+                raise ValueError(f"The records in {folder} are of another drafter than this one: {name} differs.")
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    for benchmark in benchmarks:
+        measured = benchmark.options.get("drafter_sha256")
+        if measured is not None and measured != digest:
+            raise ValueError(
+                f"{folder / benchmark.file} was measured with other weights (sha256 {measured[:16]}, here "
+                f"{digest[:16]}): measure again, or move it out of the checkpoint"
+            )
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -1,22 +1,27 @@
 """Pulling a pushed drafter, each way in a fresh process: with moa_spec, without it, and from the command line."""
 
+import copy
+import gc
 import json
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fake_hub import FakeHub
 from hub_setting import TOKEN, local_hub, models
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from moa_spec.hub.push import push_drafter
+from moa_spec.modeling_moa import MoADrafterForCausalLM
 
 REPO = "alice/tiny-moa"
 PROMPT = [5, 9, 17, 23, 9, 17]
@@ -229,3 +234,30 @@ def test_command_line(setting: Setting) -> None:
     assert result["identical"] is True
     assert len(result["token_ids"]) == 12
     assert result["drafter"] == REPO
+
+
+def test_what_is_known_about_a_target_is_kept_between_calls() -> None:
+    """Costs are measured once, not in every call; another drafter, or a detached one, is lent the parts anew."""
+    from moa_spec.generation import generate as module
+
+    target, first = models()
+    _, second = models(head_norm=True)
+    ids = torch.tensor([PROMPT])
+    plain = target.generate(ids, max_new_tokens=12, do_sample=False)
+
+    def drafted(drafter: MoADrafterForCausalLM, model: PreTrainedModel = target) -> Any:
+        written = module.generate(ids, model=model, assistant_model=drafter, max_new_tokens=12, do_sample=False)
+        assert torch.equal(written, plain)
+        return module._kept[model]
+
+    kept = drafted(first)
+    assert drafted(first) is kept
+    assert drafted(second)[0].drafter is second
+    kept = drafted(first)
+    first.take_back()
+    assert drafted(first) is not kept
+    assert torch.equal(copy.deepcopy(target).generate(ids, max_new_tokens=12, do_sample=False), plain)
+    key = weakref.ref(target)
+    del target, drafted, first, second, kept
+    gc.collect()
+    assert key() is None

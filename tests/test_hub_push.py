@@ -84,7 +84,7 @@ def test_the_same_again_changes_nothing(hub: FakeHub, checkpoint: Path) -> None:
     assert not [call for call in hub.calls if "/commit/" in call or call.startswith("PUT")]
 
     drafter.Ekv2E.weight.data += 1
-    with pytest.raises(ValueError, match="another drafter than this one: Ekv2E.weight"):
+    with pytest.raises(ValueError, match=r"another drafter than this one: Ekv2E\.weight"):
         push_drafter(drafter, REPO, records=checkpoint)
     drafter.save_pretrained(checkpoint)
     (checkpoint / "benchmark.json").unlink()
