@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 FORMAT = 1
-EXTENDABLE = frozenset({"per_task"})
-"""Options that may differ when a run goes on: a larger choice of questions contains the smaller one."""
+EXTENDABLE = "per_task"
+"""The option that may grow when a run goes on: a larger choice of questions contains the smaller one."""
 
 _PACKAGES = ("moa-spec", "torch", "transformers", "tokenizers", "numpy")
 
@@ -67,7 +67,13 @@ class ResultFile:
             self._continue()
 
     def _check(self, path: Path, before: Mapping[str, Any]) -> None:
-        names = sorted((set(before) | set(self.options)) - EXTENDABLE)
+        had, wanted = before.get(EXTENDABLE), self.options.get(EXTENDABLE)
+        if wanted is not None and (had is None or had > wanted):
+            raise ResultError(
+                f"{path} already has {'all' if had is None else had} questions per task, more than {wanted}: give "
+                "another --output, or --overwrite"
+            )
+        names = sorted((set(before) | set(self.options)) - {EXTENDABLE})
         missing = object()
         for name in names:
             old, new = before.get(name, missing), self.options.get(name, missing)

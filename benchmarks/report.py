@@ -66,12 +66,13 @@ def settings_text(result: Result) -> str:
     options, session = result["options"], result["sessions"][-1]
     machine = session["machine"]
     sampling = "greedy" if options["temperature"] == 0 else f"sampling at temperature {options['temperature']:g}"
-    amount = "all questions" if options["per_task"] is None else f"{options['per_task']} questions per task"
+    count = options["per_task"]
+    amount = "all questions" if count is None else f"{count} question{'s'[: count > 1]} per task"
     revisions = ", ".join(sorted({(entry["git_revision"] or "unknown")[:12] for entry in result["sessions"]}))
     versions = session["versions"]
     lines = [
         f"{options['target']}, {options['dtype']}, {sampling}, up to {options['max_new_tokens']} new tokens, "
-        f"{amount}, median of {options['repetitions']} repetitions (range in brackets), batch 1.",
+        f"{amount}, median of {options['repetitions']} (range in brackets), batch 1.",
         f"{machine['gpu'] or machine['processor']}, {options['threads']} threads, "
         f"torch {versions['torch']}, transformers {versions['transformers']}, revision {revisions}, "
         f"{session['started'][:10]}.",

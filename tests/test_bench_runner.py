@@ -227,7 +227,10 @@ def test_a_result_can_be_extended_and_nothing_else(tmp_path: Path) -> None:
     first.begin({})
     first.add({"key": "a"})
     first.finish()
-    assert ResultFile(path, OPTIONS | {"per_task": 9}).questions == [{"key": "a"}]
+    for more in (9, None):
+        assert ResultFile(path, OPTIONS | {"per_task": more}).questions == [{"key": "a"}]
+    with pytest.raises(ResultError, match="already has 2 questions per task, more than 1"):
+        ResultFile(path, OPTIONS | {"per_task": 1})
     with pytest.raises(ResultError, match=r"max_new_tokens = 22, now it is 23.*--overwrite"):
         ResultFile(path, OPTIONS | {"max_new_tokens": 23})
     with pytest.raises(ResultError, match="threads = nothing, now it is 2"):
