@@ -6,6 +6,7 @@ and other assistants go where they went before. Knows how calls reach the decodi
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -31,6 +32,10 @@ class Attachment:
     sources: list[DraftSource] = field(default_factory=list)
     memories: list[Memory] = field(default_factory=list)
     previous: dict[str, Callable[..., Any]] = field(default_factory=dict)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copied or pickled target has no drafters: they have been lent this one's parts."""
+        return Attachment, ([], [], [], self.previous)
 
     def of(self, assistant: Any) -> tuple[DraftSource, Memory] | None:
         """What belongs to an attached drafter, or None when `assistant` is none of ours."""
@@ -70,7 +75,7 @@ def attach_source(target: PreTrainedModel, assistant: Any, source: DraftSource) 
         for name, function in (("generate", _generate), ("_get_candidate_generator", _get_candidate_generator)):
             if name in vars(target):
                 attachment.previous[name] = vars(target)[name]
-            setattr(target, name, MethodType(function, target))
+            setattr(target, name, partial(function, target))  # unlike a closure, follows copies of the target
         setattr(target, _ATTRIBUTE, attachment)
     if attachment.of(assistant) is None:
         attachment.drafters.append(assistant)

@@ -30,7 +30,9 @@ def models() -> tuple[LlamaForCausalLM, MoADrafterForCausalLM]:
     return target, drafter
 
 
-def decode(models: tuple[LlamaForCausalLM, MoADrafterForCausalLM], case: dict, nodes: int) -> tuple[list[int], list[int]]:
+def decode(
+    models: tuple[LlamaForCausalLM, MoADrafterForCausalLM], case: dict, nodes: int
+) -> tuple[list[int], list[int]]:
     """Output ids and tokens per round. The published code may write one token more than asked for."""
     target, drafter = models
     prompt, new = case["prompt"], len(case["output"]) - len(case["prompt"]) + 1
