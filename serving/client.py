@@ -16,7 +16,7 @@ from typing import Literal
 
 import torch
 from transformers import PreTrainedTokenizerBase
-from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.exceptions import WebSocketException
 from websockets.sync.client import ClientConnection
 
 from ..generation.draft import Draft
@@ -523,15 +523,21 @@ class ClientGeneration:
         return Token(self._position(len(self.final) + len(self.provisional) - 1), token, "provisional")
 
     def _hang_up(self) -> None:
-        if self.line is not None:
-            self.line.give_up()
+        """Tells the server, if it can be told, that it need not wait for this text."""
         connection, self.connection = self.connection, None
-        if connection is None:
+        farewell = None if self.welcome is None else encode(Bye(self.welcome.session))
+        if self.line is not None:
+            self.line.give_up(farewell)
+            while connection is None and not self.line.arrived.empty():
+                arrived = self.line.arrived.get()
+                if isinstance(arrived, Ready):
+                    connection = arrived.connection
+        if connection is None or farewell is None:
             return
         try:
-            connection.send(encode(Bye(self.welcome.session)))
+            connection.send(farewell)
             connection.close()
-        except (OSError, ConnectionClosed):
+        except (OSError, WebSocketException):
             abandon(connection)
 
 

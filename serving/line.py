@@ -89,7 +89,7 @@ class Address:
         if self.token:
             headers["Authorization"] = f"Bearer {self.token}"
         near = is_loopback(urlsplit(self.url).hostname or "")
-        return connect(
+        connection = connect(
             self.url.rstrip("/") + PATH,
             additional_headers=headers,
             ssl=self.context(),
@@ -99,6 +99,7 @@ class Address:
             close_timeout=1.0,
             proxy=None if near else True,
         )
+        return connection.__enter__()  # closed by whoever has it in the end; a `with` block would be left too early
 
 
 @dataclass(frozen=True)
@@ -141,11 +142,14 @@ class Line:
         self._thread = threading.Thread(target=self._run, name="moa-line", daemon=True)
         self._thread.start()
 
-    def give_up(self) -> None:
-        """Stops dialling; what is half open is closed."""
+    def give_up(self, farewell: bytes | None = None) -> None:
+        """Stops dialling; what is half open is closed, after a last message if there is one to be said."""
         self._given_up.set()
         with self._lock:
             if self._connection is not None:
+                if farewell is not None:
+                    with contextlib.suppress(OSError, WebSocketException):
+                        self._connection.send(farewell)
                 abandon(self._connection)
 
     def _run(self) -> None:

@@ -64,7 +64,7 @@ class MemoryCodec:
         if self.form == "int8":
             vectors, at = [], 0
             for width in self.widths:
-                scale = raw[:, at : at + 4].contiguous().view(torch.float32)  # (count, 1)
+                scale = raw[:, at : at + 4].clone().view(torch.float32)  # (count, 1)
                 vectors.append(raw[:, at + 4 : at + 4 + width].view(torch.int8) * scale)
                 at += 4 + width
         else:

@@ -83,9 +83,7 @@ def test_text_is_the_targets(world: World, memory: str, breadth: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_good_drafts_save_calls_and_change_nothing(
-    world: World, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_good_drafts_save_calls_and_change_nothing(world: World, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     r = random.Random(seed)
     ids = prompt(r.choice([1, 2, 30, 70]), seed)
     call: dict[str, Any] = {"eos_token_id": r.sample(range(3, VOCAB), 2)} if seed % 2 else {}
@@ -126,7 +124,7 @@ def test_long_prompts_are_read_in_steps(world: World, monkeypatch: pytest.Monkey
 
 def test_sampling_is_reproducible_and_has_the_targets_distribution(world: World) -> None:
     """The first two tokens' frequencies against the exact probabilities, chi-squared, with drafts in between."""
-    sampling = Sampling(temperature=1.5, top_k=4, seed=5)
+    sampling = Sampling(temperature=1.5, top_k=3, seed=5)
     ids = IDS[0].tolist()
 
     def write(seed: int) -> tuple[int, int]:
@@ -143,7 +141,7 @@ def test_sampling_is_reproducible_and_has_the_targets_distribution(world: World)
 
         def probabilities(tokens: list[int]) -> torch.Tensor:
             logits = world.target(torch.tensor([tokens])).logits[0, -1] / 1.5
-            return logits.masked_fill(logits < logits.topk(4).values[-1], -torch.inf).softmax(-1)
+            return logits.masked_fill(logits < logits.topk(3).values[-1], -torch.inf).softmax(-1)
 
         first = probabilities(ids)
         expected = {}
@@ -151,7 +149,7 @@ def test_sampling_is_reproducible_and_has_the_targets_distribution(world: World)
             for other, p in enumerate((first[token] * probabilities([*ids, token])).tolist()):
                 if p > 0:
                     expected[(token, other)] = p
-    draws = 600
+    draws = 200
     counts: dict[tuple[int, int], int] = {}
     for seed in range(draws):
         pair = write(seed)

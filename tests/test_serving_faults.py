@@ -1,0 +1,302 @@
+"""Whatever happens to the line or the server: what is final is a prefix of the greedy answer, and nothing comes twice."""
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from serving_tools import IDS, World, guess_well
+from tiny import prompt
+
+from moa_spec.serving.client import ClientGeneration
+from moa_spec.serving.events import Finished, Kept, LineState, Token, Transcript, Withdrawn
+from moa_spec.serving.line import ServerUnavailable
+from moa_spec.serving.link import CUTS, Link
+from moa_spec.serving.server import MoAServer, serve_in_thread
+from moa_spec.serving.sessions import Limits
+
+LIMITS = Limits(grace_seconds=30, heartbeat_seconds=0.1, drain_seconds=0.05, retry_seconds=0.1)
+TOKENS = 60
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return World()
+
+
+class Lab:
+    """A server that can be restarted, behind a line that can be cut."""
+
+    def __init__(self, world: World):
+        self.world = world
+        self._stack = contextlib.ExitStack()
+        self._serve(0)
+        self.link = Link("127.0.0.1", self.port)
+        self.timers: list[threading.Timer] = []
+
+    def _serve(self, port: int) -> None:
+        self.server = MoAServer(self.world.target, self.world.drafter, LIMITS)
+        self.url = self._stack.enter_context(serve_in_thread(self.server, port=port))
+        self.port = int(self.url.rsplit(":", 1)[1])
+
+    def restart(self) -> None:
+        self._stack.close()
+        self._serve(self.port)
+
+    def evict(self) -> None:
+        for session in self.server.sessions:
+            self.server.sessions.drop(session)
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        timer = threading.Timer(seconds, action)
+        self.timers.append(timer)
+        timer.start()
+
+    def settle(self) -> None:
+        """Waits for everything that was to happen later."""
+        for timer in self.timers:
+            timer.join()
+
+    def close(self) -> None:
+        self.settle()
+        self.link.close()
+        self._stack.close()
+
+    def generate(self, **options: object) -> ClientGeneration:
+        client = self.world.client(f"ws://127.0.0.1:{self.link.port}", cut_after=0.4)
+        return client.generate(IDS, **({"max_new_tokens": TOKENS, "max_draft_levels": 4} | options))
+
+
+@pytest.fixture
+def lab(world: World) -> Iterator[Lab]:
+    lab = Lab(world)
+    yield lab
+    lab.close()
+
+
+def check(generation: ClientGeneration, answer: list[int], happen: Callable[[int], None]) -> Transcript:
+    """Reads the events, lets things happen after each, and holds the text against the answer all the time."""
+    transcript = Transcript()
+    settled = 0
+    for number, event in enumerate(generation):
+        transcript.add(event)
+        final = [
+            token for token, state in zip(transcript.tokens, transcript.states, strict=True) if state == "verified"
+        ]
+        assert final == answer[: len(final)]
+        assert transcript.states[: len(final)] == ["verified"] * len(final), "provisional tokens are at the end"
+        assert len(final) >= settled, "what was final stays"
+        settled = len(final)
+        happen(number)
+        assert number < 5000
+    return transcript
+
+
+FAULTS = [
+    *CUTS,
+    "request lost",
+    "reply lost",
+    "restart",
+    "eviction",
+    "reply lost and eviction",
+    "reply lost and restart",
+]
+
+
+def strike(lab: Lab, fault: str) -> None:
+    """Lets a fault happen, and an end to it a moment later."""
+    link = lab.link
+    if fault == "restart":
+        lab.restart()
+    elif fault == "eviction":
+        lab.evict()
+        link.cut("rst")
+    elif fault == "request lost":
+        link.cut("blackhole-up")
+        lab.later(0.2, lambda: (link.cut("rst"), link.restore()))
+    elif fault.startswith("reply lost"):
+        link.cut("blackhole-down")
+
+        def end() -> None:
+            link.cut("rst")
+            if fault.endswith("eviction"):
+                lab.evict()
+            if fault.endswith("restart"):
+                lab.restart()
+            link.restore()
+
+        lab.later(0.2, end)
+    else:
+        link.cut(fault)
+        lab.later(0.6, link.restore)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_one_fault(lab: Lab, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = lab.world.answer(length=TOKENS)
+    guess_well(monkeypatch, IDS[0].tolist() + answer, 0.7)
+    struck = False
+
+    def happen(number: int) -> None:
+        nonlocal struck
+        if not struck and len(generation.final) > 20 + IDS.shape[1]:
+            struck = True
+            strike(lab, fault)
+
+    generation = lab.generate()
+    transcript = check(generation, answer, happen)
+    assert transcript.tokens == answer
+    assert struck
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_faults_in_random_order(lab: Lab, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(seed)
+    answer = lab.world.answer(length=TOKENS)
+    guess_well(monkeypatch, IDS[0].tolist() + answer, chance.choice([0.3, 0.8, 1.0]), seed)
+    strikes = sorted(chance.sample(range(1, 70), 4), reverse=True)
+
+    def happen(number: int) -> None:
+        if strikes and number >= strikes[-1]:
+            strikes.pop()
+            strike(lab, chance.choice(FAULTS))
+
+    transcript = check(lab.generate(patience=30.0), answer, happen)
+    assert transcript.tokens == answer
+    lab.settle()
+
+
+@pytest.mark.parametrize("cut_at", [0, 10])
+def test_offline_text_is_provisional_then_revised(lab: Lab, cut_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = lab.world.answer(length=TOKENS)
+    guess_well(monkeypatch, IDS[0].tolist() + answer, 0.6)
+    events = []
+
+    def happen(number: int) -> None:
+        states = [event.state for event in events if isinstance(event, LineState)]
+        if "offline" not in states and len(generation.final) - IDS.shape[1] > cut_at and generation.connection:
+            lab.link.cut("refused")
+        if sum(isinstance(e, Token) and e.state == "provisional" for e in events) == 12:
+            lab.link.restore()
+
+    generation = lab.generate()
+
+    def noted() -> Iterator[object]:
+        for event in generation:
+            events.append(event)
+            yield event
+
+    transcript = Transcript()
+    for number, event in enumerate(noted()):
+        transcript.add(event)
+        happen(number)
+    assert transcript.tokens == answer
+    assert [e.state for e in events if isinstance(e, LineState)] == ["connecting", "connected", "offline", "connected"]
+    assert any(isinstance(event, Withdrawn) for event in events)
+    assert events[-1] == Finished("length", True)
+    assert lab.server.metrics.sessions_resumed == 1, "the cache was still there"
+    assert lab.server.metrics.sessions_rebuilt == 0
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_keep_lets_offline_tokens_stand(lab: Lab, restart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = lab.world.answer(length=TOKENS)
+    guess_well(monkeypatch, IDS[0].tolist() + answer, 0.3)
+    generation = lab.generate(policy="keep")
+    transcript, events, offline = Transcript(), [], []
+    for event in generation:
+        events.append(event)
+        transcript.add(event)
+        if len(transcript.tokens) == 15 and not offline:
+            lab.link.cut("refused")
+        if isinstance(event, Token) and event.state == "provisional":
+            offline.append(event.token)
+            if len(offline) == 10:
+                if restart:
+                    lab.restart()
+                lab.link.restore()
+    assert not any(isinstance(event, Withdrawn) for event in events)
+    kept = [event for event in events if isinstance(event, Kept)]
+    assert len(kept) == 1
+    assert events[-1] == Finished("length", False)
+    start = len(transcript.states) - transcript.states[::-1].index("kept")
+    prefix = IDS[0].tolist() + transcript.tokens[:start]
+    # what follows the kept tokens is the target's greedy continuation of them
+    after = lab.world.answer(torch.tensor([prefix]), TOKENS - start) if start < TOKENS else []
+    assert transcript.tokens[start:] == after
+    assert set(offline) <= set(transcript.tokens)
+
+
+def test_cut_while_the_prompts_memory_is_on_its_way(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moa_spec.serving.connection.MAX_CHUNK", 2000)
+    ids = prompt(80)
+    client = lab.world.client(f"ws://127.0.0.1:{lab.link.port}", cut_after=0.4)
+    generation = client.generate(ids, max_new_tokens=20)
+    cut = False
+    transcript = Transcript()
+    for event in generation:
+        transcript.add(event)
+        if isinstance(event, Token) and not cut:
+            cut = True
+            lab.link.cut("refused")
+            lab.later(0.3, lab.link.restore)
+    assert transcript.tokens == lab.world.answer(ids, 20)
+
+
+def test_no_server_is_a_clear_error_or_offline(world: World) -> None:
+    client = world.client("ws://127.0.0.1:9", connect_timeout=0.5)
+    with pytest.raises(ServerUnavailable, match="moa serve"):
+        list(client.generate(IDS, max_new_tokens=5))
+    transcript = Transcript()
+    events = []
+    for event in client.generate(IDS, max_new_tokens=5, start_offline=True, patience=0.1):
+        transcript.add(event)
+        events.append(event)
+    assert transcript.states == ["provisional"] * 5
+    assert events[-1] == Finished("offline", False)
+
+
+def test_stop_ends_a_text_anywhere(lab: Lab) -> None:
+    generation = lab.generate()
+    transcript = Transcript()
+    for event in generation:
+        transcript.add(event)
+        if len(transcript.tokens) == 5:
+            lab.link.cut("blackhole")
+            lab.later(0.2, generation.stop)
+    assert event == Finished("stopped", transcript.states == ["verified"] * len(transcript.states))
+    assert len(transcript.tokens) < TOKENS or lab.timers
+
+
+def test_a_reader_that_goes_away_frees_the_session(lab: Lab) -> None:
+    for event in lab.generate():
+        if isinstance(event, Token):
+            break
+    deadline = time.monotonic() + 5
+    while len(lab.server.sessions) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert len(lab.server.sessions) == 0
+
+
+def test_dead_clients_are_dropped_after_their_grace(world: World) -> None:
+    limits = Limits(grace_seconds=0.3, heartbeat_seconds=0.1, drain_seconds=0.05)
+    with world.serving(limits) as (server, url), Link("127.0.0.1", int(url.rsplit(":", 1)[1])) as link:
+        generation = world.client(f"ws://127.0.0.1:{link.port}", cut_after=0.4).generate(IDS, max_new_tokens=30)
+        events = iter(generation)
+        while not isinstance(next(events), Token):
+            pass
+        link.cut("refused")
+        time.sleep(0.1)
+        assert len(server.sessions) == 1
+        deadline = time.monotonic() + 5
+        while len(server.sessions) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert len(server.sessions) == server.sessions.kv_tokens == 0
+        link.restore()
+        for _ in events:
+            pass
+        assert generation.final[IDS.shape[1] :] == world.answer(length=30)
+        assert server.metrics.sessions_rebuilt == 1
