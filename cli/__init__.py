@@ -16,6 +16,11 @@ COMMANDS = {
     "distill": "collect the target's own answers, the training data of a drafter",
     "train": "train a drafter on them",
     "bench": "measure drafters against plain decoding and other methods",
+    "serve": "serve a target to clients that hold its drafter",
+    "chat": "talk with a target far away, also while the line is cut",
+    "link": "put a bad line between the two: delay, bandwidth, cuts",
+    "push": "publish a drafter, or its demo, on the Hub",
+    "convert": "convert the authors' published checkpoints into ours, and back",
 }
 
 

@@ -3,6 +3,7 @@
 Knows what a card says. Whatever no record holds is said to be missing, never filled in. Does not know files or the Hub.
 """
 
+import re
 from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
@@ -115,9 +116,9 @@ def _introduction(config: MoADrafterConfig) -> str:
     revision = f" at revision `{config.target_revision}`" if config.target_revision else " (revision not recorded)"
     return (
         "A Mixture-of-Attentions drafter for speculative decoding "
-        "([arXiv 2410.03804](https://arxiv.org/abs/2410.03804)). It makes "
-        f"[{config.target_name}](https://huggingface.co/{config.target_name}){revision} faster and writes nothing by "
-        "itself: it proposes tokens, and the target keeps those that it would have written."
+        "([arXiv 2410.03804](https://arxiv.org/abs/2410.03804)). It drafts for "
+        f"[{config.target_name}](https://huggingface.co/{config.target_name}){revision} and writes nothing by itself: "
+        "it proposes tokens, and the target keeps those that it would have written."
     )
 
 
@@ -147,14 +148,15 @@ tokenizer = AutoTokenizer.from_pretrained("{config.target_name}"{revision})
 inputs = tokenizer("The capital of France is", return_tensors="pt")"""
     return f"""## How to use it
 
-With [moa-spec](https://pypi.org/project/moa-spec/) installed:
+With the package `moa-spec` installed:
 
 ```python
 import moa_spec
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 {target}
-drafter = moa_spec.MoADrafterForCausalLM.from_pretrained("{repo_id}")  # AutoModelForCausalLM knows it too
+# AutoModelForCausalLM knows it too
+drafter = moa_spec.MoADrafterForCausalLM.from_pretrained("{repo_id}", dtype=target.dtype)
 moa_spec.attach(target, drafter)
 print(tokenizer.decode(target.generate(**inputs, assistant_model=drafter, max_new_tokens=64)[0]))
 ```
@@ -165,7 +167,7 @@ Without it, with transformers {_requirement()} alone (the code in this repositor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 {target}
-drafter = AutoModelForCausalLM.from_pretrained("{repo_id}", trust_remote_code=True)
+drafter = AutoModelForCausalLM.from_pretrained("{repo_id}", dtype=target.dtype, trust_remote_code=True)
 ids = target.generate(
     **inputs,
     custom_generate="{repo_id}",
@@ -182,13 +184,15 @@ From the command line, which also shows what was drafted, kept and thrown away:
 moa generate --target {config.target_name} --drafter {repo_id} "Why is the sky blue?"
 ```
 
-To pin a version, pass `revision="..."` to both calls that name this repository."""
+`dtype=target.dtype` matters for speed: a drafter in another precision than its target can be slower. To pin a version,
+pass `revision="..."` to both calls that name this repository."""
 
 
 def _requirement() -> str:
     requirements = metadata.requires("moa-spec") or []
     found = next(r for r in requirements if r.split(";")[0].strip().startswith("transformers"))
-    return found.split(";")[0].strip().removeprefix("transformers")
+    bounds = found.split(";")[0].strip().removeprefix("transformers").split(",")
+    return ",".join(sorted(bounds, reverse=True))  # the lower bound first
 
 
 def _measured(benchmarks: Sequence[Benchmark], images: dict[str, str]) -> str:
@@ -208,12 +212,13 @@ def _measured(benchmarks: Sequence[Benchmark], images: dict[str, str]) -> str:
             parts.append("**This run is not complete**: only some of the questions were measured.")
         parts.append(_table(benchmark.figures))
     parts += [f"![{label}]({path})" for path, label in images.items() if "acceptance" in path]
-    parts.append(
-        "tau is the mean number of tokens per target call, the target's own token included (plain decoding: 1.00). "
-        "Speedup is end-to-end tokens per second over plain decoding in the same run, median [lowest, highest] over "
-        "the repetitions. Acceptance at depth k is the share of drafts of depth k-1 that were kept whose next token "
-        "was kept too."
-    )
+    if benchmarks:
+        parts.append(
+            "tau: new tokens per target call after the prefill, the target's own token included, over all rounds "
+            "(plain decoding: 1.00). Speedup: end-to-end tokens per second over plain decoding in the same run, median "
+            "[lowest, highest] over the repetitions. Acceptance at depth k: of the rounds that kept k-1 drafts or "
+            "more, the share that kept k or more."
+        )
     return "\n\n".join(parts)
 
 
@@ -248,15 +253,7 @@ def _trained(config: MoADrafterConfig, training: dict[str, Any] | None, images: 
             ("machine", training.get("machine")),
             ("command", f"`moa {training['command']}`" if training.get("command") else None),
             ("revision of moa-spec", training.get("git_revision")),
-            (
-                "held-out evaluation",
-                ", ".join(
-                    f"{key} {value:.4g}"
-                    for key, value in training.get("final_evaluation", {}).items()
-                    if isinstance(value, (int, float))
-                )
-                or None,
-            ),
+            ("held-out evaluation", _evaluation(training.get("final_evaluation", {}))),
         )
         if value is not None
     ]
@@ -274,6 +271,13 @@ def _describe(entry: dict[str, Any]) -> str:
     name = entry.get("dataset") or entry.get("file", "unnamed")
     digest = f" (sha256 `{entry['sha256'][:16]}…`)" if entry.get("sha256") else ""
     return f"{name}{digest}"
+
+
+def _evaluation(metrics: dict[str, Any]) -> str | None:
+    """Loss, expected tau and agreement by depth; agreement by kind of text is in the record."""
+    wanted = re.compile(r"eval_(loss|expected_tau|agreement_\d+)")
+    shown = [f"{key.removeprefix('eval_')} {value:.4g}" for key, value in metrics.items() if wanted.fullmatch(key)]
+    return ", ".join(shown) or None
 
 
 def _count(value: int | None) -> str | None:
