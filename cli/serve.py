@@ -90,6 +90,8 @@ def export_client(args: argparse.Namespace) -> None:
     Raises:
         FileExistsError: the folder is there already.
     """
+    from ..targets import quiet
+
     folder = Path(args.export_client)
     if folder.exists():
         raise FileExistsError(f"{folder} exists already; name another folder")
@@ -97,7 +99,8 @@ def export_client(args: argparse.Namespace) -> None:
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
     beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.absolute().parent))
     try:
-        drafter.save_pretrained(beside, standalone=True)
+        with quiet():
+            drafter.save_pretrained(beside, standalone=True)
         tokenizer.save_pretrained(beside)
         os.chmod(beside, 0o755)
         os.replace(beside, folder)

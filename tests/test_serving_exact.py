@@ -1,4 +1,4 @@
-"""Over a whole line the text is the target's, token by token, whatever the drafter, the memory's format or the options."""
+"""Over a whole line the text is the target's, token by token, whatever the drafter, memory's format and options."""
 
 import random
 import threading
@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from serving_tools import IDS, LENGTH, QUICK, World, guess_well, read
+from serving_tools import IDS, LENGTH, World, guess_well, read
 from tiny import VOCAB, prompt
 
 import moa_spec
-from moa_spec.generation import DraftPlan, record_trace
+from moa_spec.generation import Draft, DraftPlan, record_trace
 from moa_spec.generation.moa_source import MoASession
 from moa_spec.serving.client import MoAClient
 from moa_spec.serving.client_memory import RemoteMemory
@@ -131,8 +131,6 @@ def test_sampling_is_reproducible_and_has_the_targets_distribution(world: World)
         text = RemoteText(world.target, world.drafter, ids, len(ids) + 3, [], sampling, seed)
         for _ in text.read():
             pass
-        from moa_spec.generation import Draft
-
         # a draft that always guesses the same must not make that token likelier
         text.verify(Draft([7, 11, 13], [-1, -1, -1], [0.0] * 3, ["drafter"] * 3))
         return text.tokens[len(ids)], text.tokens[len(ids) + 1]
@@ -218,4 +216,3 @@ def test_drafts_need_memory_of_the_right_size(world: World) -> None:
     assert memory.held == 2
     with pytest.raises(RuntimeError):
         memory.take([7], [torch.randn(1, widths[0] + 1)])
-    assert QUICK.sessions > 0

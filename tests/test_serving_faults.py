@@ -1,4 +1,4 @@
-"""Whatever happens to the line or the server: what is final is a prefix of the greedy answer, and nothing comes twice."""
+"""Whatever happens to line or server: what is final is a prefix of the greedy answer, and nothing comes twice."""
 
 import contextlib
 import random
