@@ -108,12 +108,40 @@ TRANSLATE_IN = [
     "What does this mean in English?\n{text}",
     "Translate the following text to English.\n\n{text}",
 ]  # fmt: skip
+# Written for this file: the default target's own German is too poor to stand for what people ask to have translated.
+GERMAN = (
+    """
+Der Stadtrat hat am Dienstag beschlossen, die alte Brücke im nächsten Frühjahr zu sanieren.|Die Preise für Strom und
+Gas sind im vergangenen Jahr um mehr als zwölf Prozent gestiegen.|Nach Angaben der Polizei wurde bei dem Unfall
+niemand verletzt.|"Wir müssen jetzt schnell handeln", sagte Ministerin Anna Weber der Zeitung.|Die Mannschaft aus
+Bremen verlor das Spiel trotz einer starken zweiten Halbzeit mit 1:2.|Im Museum am Hafen ist bis Ende August eine
+Ausstellung über Schiffe zu sehen.|Die Firma will bis 2030 rund 400 neue Stellen in Leipzig schaffen.|Viele Eltern
+wünschen sich längere Öffnungszeiten der Kindergärten.|Der Zug nach München fährt heute wegen eines Schadens an der
+Oberleitung nicht.|Herr Schneider wohnt seit vierzig Jahren in demselben Haus am Rande des Waldes.|Forscher der
+Universität Jena haben eine neue Art von Käfern entdeckt.|Wer sein Fahrrad am Bahnhof abstellt, sollte es gut
+abschließen.|Das Gericht verurteilte den 45 Jahre alten Mann zu einer Haftstrafe von drei Jahren.|Am Wochenende
+werden bis zu dreißig Grad und vereinzelt Gewitter erwartet.|Die Feuerwehr war mit sechs Fahrzeugen vor Ort und
+konnte den Brand nach zwei Stunden löschen.|Präsident Moreau reist am Montag zu Gesprächen nach Warschau.|Die neue
+Straßenbahnlinie verbindet den Norden der Stadt mit dem Krankenhaus.|Er habe von den Plänen nichts gewusst, erklärte
+der Bürgermeister.|In der Schule lernen die Kinder, wie man Brot backt und Käse macht.|Der Umsatz des Unternehmens
+sank im dritten Quartal auf 2,4 Milliarden Euro.|Sie hatte den Schlüssel verloren und musste die ganze Nacht bei
+ihrer Schwester bleiben.|Die Opposition fordert mehr Geld für Schulen und Straßen.|Das Konzert in der Stadthalle war
+schon nach wenigen Stunden ausverkauft.|Im Winter kommen die Hirsche bis an den Zaun des Dorfes.|Nach dem Hochwasser
+dauerte der Wiederaufbau fast fünf Jahre.|Die Ärzte raten dazu, täglich mindestens eine halbe Stunde spazieren zu
+gehen.|Klaus Berger, der Trainer der Gäste, war mit der Leistung zufrieden.|Die Bank schließt im Herbst ihre
+Filialen in mehreren kleinen Orten.|Ein Hund bewachte den Hof, während die Familie auf dem Feld arbeitete.|Die
+Kommission will noch vor dem Sommer einen Bericht vorlegen.|Für den Umbau des Theaters fehlen noch etwa drei
+Millionen Euro.|Auf dem Markt gibt es im Juni frische Erdbeeren und Spargel.
+""".replace("\n", " ")
+    .strip()
+    .split("|")
+)
 REWRITE = [
     "Rewrite this text in simpler words:\n\n{text}", "Correct the grammar of this text:\n{text}",
     "Translate into German: {text}", "Make this shorter: {text}", "Turn this into a list:\n{text}",
 ]  # fmt: skip
 
-# Share of each kind among new conversations. "passage" kinds wait until there are texts to reuse.
+# Share of each kind among new conversations. Kinds that need a text wait until there are some to reuse.
 KIND_WEIGHTS = {
     "chat": 18, "qa": 10, "writing": 9, "article": 7, "code": 11, "maths": 11, "reasoning": 6, "translate_out": 4,
     "summary": 8, "passage_qa": 8, "translate_in": 5, "rewrite": 3,
@@ -156,8 +184,6 @@ class SelfPrompts:
         kind = self.random.choices(kinds, [KIND_WEIGHTS[k] for k in kinds])[0]
         if kind in ("summary", "passage_qa", "rewrite") and len(self.articles) < 3:
             kind = "article"
-        if kind == "translate_in" and not self.foreign:
-            kind = "translate_out"
         greedy = self.random.random() < self.greedy_share
         opening, complete = self._opening(kind)
         conversation = Conversation(kind, [], opening, not complete, greedy)
@@ -173,7 +199,11 @@ class SelfPrompts:
         if kind == "rewrite":
             return pick(REWRITE).format(text=self._excerpt(pick(self.articles), 1, 4)), True
         if kind == "translate_in":
-            return pick(TRANSLATE_IN).format(text=self._excerpt(pick(self.foreign), 1, 3)), True
+            if self.foreign and self.random.random() < 0.3:
+                text = self._excerpt(pick(self.foreign), 1, 3)
+            else:
+                text = " ".join(self.random.sample(GERMAN, self.random.randint(1, 3)))
+            return pick(TRANSLATE_IN).format(text=text), True
         if kind == "passage_qa":
             word = pick(QUESTION_WORDS)
             texts = [self._excerpt(pick(self.articles), 2, 6) for _ in range(3)]

@@ -23,7 +23,8 @@ class Recipe:
         max_length: rows are cut to so many tokens, prompt included.
         held_out: one row in so many is kept for evaluation and never trained on.
         drafter: fields of `MoADrafterConfig` that differ from `MoADrafterConfig.for_target`.
-        initialise_from_target: start SA, CA and the head norm from the target's own layers.
+        start_from: a trained drafter to go on from, with its sizes and draft vocabulary; `drafter` may not differ.
+        initialise_from_target: without `start_from`: start SA, CA and the head norm from the target's own layers.
         objective: weights and intervals of the loss.
         staircase_epochs: epochs over which the staircase mask fades out.
         training: arguments of transformers' `TrainingArguments`.
@@ -35,6 +36,7 @@ class Recipe:
     max_length: int = 1024
     held_out: int = 40
     drafter: dict[str, Any] = field(default_factory=dict)
+    start_from: str | None = None
     initialise_from_target: bool = True
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     staircase_epochs: float = 0.0

@@ -30,6 +30,8 @@ from .initialisation import frequent_tokens, initialise_from_target
 from .recipe import Recipe
 from .trainer import MoATrainer
 
+RECORD = "training_record.json"
+
 
 def load_rows(paths: list[str | Path]) -> list[dict[str, Any]]:
     """All rows of some JSON-lines files, in order.
@@ -50,7 +52,15 @@ def load_rows(paths: list[str | Path]) -> list[dict[str, Any]]:
 
 
 def new_drafter(recipe: Recipe, target: PreTrainedModel, rows: list[dict[str, Any]]) -> MoADrafterForCausalLM:
-    """A drafter of the recipe's sizes with the target's parts lent, not trained yet."""
+    """A drafter of the recipe's sizes, or the one it starts from, with the target's parts lent."""
+    if recipe.start_from:
+        drafter = MoADrafterForCausalLM.from_pretrained(recipe.start_from, dtype=torch.float32)
+        for name, value in recipe.drafter.items():
+            if getattr(drafter.config, name) != value:
+                raise ValueError(f"{recipe.start_from} has {name} {getattr(drafter.config, name)}, the recipe {value}")
+        drafter.lend(target)
+        drafter.generation_config = GenerationConfig(**recipe.generation)
+        return drafter
     config = MoADrafterConfig.for_target(
         target.config, **({"target_fingerprint": weight_fingerprint(target)} | recipe.drafter)
     )
@@ -227,7 +237,10 @@ def save_finished(
         "git_revision": revision,
         "machine": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads",
     }
-    path = Path(output) / "training_record.json"
+    if recipe.start_from:
+        earlier = Path(recipe.start_from) / RECORD
+        record["started_from"] = json.loads(earlier.read_text(encoding="utf-8")) if earlier.exists() else None
+    path = Path(output) / RECORD
     temporary = path.with_suffix(".partial")
     temporary.write_text(json.dumps(record, indent=1))
     os.replace(temporary, path)
