@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from ..serving.auth import Tokens, check_address
-    from ..serving.server import MoAServer, serve
+    from ..serving.server import MoAServer, check_tls, serve
     from ..serving.sessions import Limits
 
     if args.export_client is not None:
@@ -70,6 +70,7 @@ def run(args: argparse.Namespace) -> None:
         return
     tokens = None if args.token_file is None else Tokens.from_file(args.token_file)
     check_address(args.host, tokens)  # before the models are loaded
+    check_tls(args.tls_cert, args.tls_key)
     limits = Limits(
         sessions=args.max_sessions,
         kv_tokens=args.kv_tokens,

@@ -551,7 +551,7 @@ def _check_sampling(sampling: Sampling) -> None:
         "top_k": isinstance(sampling.top_k, int) and sampling.top_k >= 0,
         "top_p": 0 < sampling.top_p <= 1,
         "min_p": 0 <= sampling.min_p <= 1,
-        "repetition_penalty": 0 < sampling.repetition_penalty <= 100,
+        "repetition_penalty": 0.01 <= sampling.repetition_penalty <= 100,
         "seed": sampling.seed is None or 0 <= sampling.seed < 1 << 62,
     }
     for name, fits in checks.items():

@@ -201,13 +201,15 @@ class Connection:
             try:
                 steps = text.read()
                 started = time.monotonic()
+                read, total = 0, len(hello.tokens)
                 while True:
-                    read = await self._work(lambda: next(steps, None), len(text.tokens))
-                    if read is None:
+                    step = await self._work(lambda: next(steps, None), Working(read, total))
+                    if step is None:
                         break
+                    read = step
                     if self.gone:
                         raise WebSocketDisconnect(1006)
-                    await self._send(Working(read, len(hello.tokens)))
+                    await self._send(Working(read, total))
                 session.ready = True
                 self._count(session, 0)
                 self.metrics.tokens_committed += len(text.tokens) - len(hello.tokens)
@@ -301,7 +303,7 @@ class Connection:
 
     # -- the line ------------------------------------------------------------------------------------------------------
 
-    async def _work(self, job: Callable[[], Result], total: int = 0) -> Result:
+    async def _work(self, job: Callable[[], Result], sign: Working = Working()) -> Result:  # noqa: B008 - frozen
         """Runs model work in the worker and sends signs of life meanwhile. Work that has begun is always finished."""
         future = asyncio.get_running_loop().run_in_executor(self.models.worker, job)
         while True:
@@ -309,7 +311,7 @@ class Connection:
             if done:
                 return future.result()
             with contextlib.suppress(WebSocketDisconnect):
-                await self._send(Working(0, total))
+                await self._send(sign)
 
     async def _receive(self, seconds: float, problem: str) -> Hello | Verify | Adopt | Bye:
         try:

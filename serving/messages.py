@@ -35,15 +35,19 @@ class Message(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type")
 class Sampling(Struct, frozen=True, forbid_unknown_fields=True):
     """How the target's next token is chosen; the meanings are those of `transformers.GenerationConfig`.
 
-    `temperature` 0 is greedy. `seed` None lets the server draw one.
+    `temperature` 0 is greedy; others begin at 0.01, below which scores overflow. `seed` None lets the server draw one.
     """
 
     temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0
     top_k: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] = 1.0
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] = 1.0
     seed: Annotated[int, Meta(ge=0, lt=1 << 62)] | None = None
+
+    def __post_init__(self) -> None:
+        if 0 < self.temperature < 0.01:
+            raise ValueError(f"temperature cannot be {self.temperature!r}: 0 is greedy, sampling begins at 0.01")
 
 
 # -- client to server --------------------------------------------------------------------------------------------------

@@ -173,15 +173,24 @@ class _DrainingServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _uvicorn(
-    server: MoAServer, host: str, port: int, certificate: str | Path | None, key: str | Path | None, level: str
-) -> _DrainingServer:
-    check_address(host, server.tokens)
+def check_tls(certificate: str | Path | None, key: str | Path | None) -> None:
+    """
+    Raises:
+        ValueError: one of the two is missing.
+        FileNotFoundError: one of the files is.
+    """
     if (certificate is None) != (key is None):
         raise ValueError("TLS needs both a certificate and its key: pass --tls-cert and --tls-key")
     for path in (certificate, key):
         if path is not None and not Path(path).is_file():
             raise FileNotFoundError(f"There is no file {path} for TLS")
+
+
+def _uvicorn(
+    server: MoAServer, host: str, port: int, certificate: str | Path | None, key: str | Path | None, level: str
+) -> _DrainingServer:
+    check_address(host, server.tokens)
+    check_tls(certificate, key)
     config = uvicorn.Config(
         server.app,
         host=host,

@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,7 +28,8 @@ class World:
 
     def __init__(self, **drafter: Any):
         self.target: PreTrainedModel = tiny_target()
-        self.drafter: MoADrafterForCausalLM = tiny_drafter(self.target, **drafter)
+        # the tiny target's generate() stops at no token either
+        self.drafter: MoADrafterForCausalLM = tiny_drafter(self.target, eos_token_id=None, **drafter)
         self.drafter.lend(self.target)
         self.alone: MoADrafterForCausalLM = self.drafter.standalone_copy()
 
@@ -53,6 +55,16 @@ def read(generation: ClientGeneration, limit: int = 10_000) -> tuple[Transcript,
         events.append(event)
         assert len(events) < limit
     return transcript, events
+
+
+def nothing_left(server: MoAServer) -> bool:
+    """Whether a server holds nothing any more, a moment after its clients have said goodbye."""
+    deadline = time.monotonic() + 5
+    while len(server.sessions) or server.connections:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return server.sessions.places == server.sessions.kv_tokens == 0
 
 
 def guess_well(monkeypatch: Any, whole: list[int], accuracy: float = 0.8, seed: int = 0) -> None:

@@ -232,6 +232,8 @@ def broken_hellos(world: World) -> dict[str, tuple[Any, str]]:
         "unknown memory": (raw(memory="float64"), "invalid"),
         "bad session": (raw(session="../../etc"), "invalid"),
         "bad sampling": (raw(sampling={"temperature": -1}), "invalid"),
+        "overflowing temperature": (raw(sampling={"temperature": 1e-300}), "invalid"),
+        "overflowing penalty": (raw(sampling={"repetition_penalty": 1e-300}), "invalid"),
         "nan": (raw(sampling={"top_p": float("nan")}), "invalid"),
         "another version": (raw(version=2), "version"),
         "another drafter": (raw(drafter="0" * 32), "drafter"),
@@ -465,6 +467,7 @@ def test_impossible_arguments(world: World) -> None:
         ({"prompt": [3], "max_new_tokens": 0}, "max_new_tokens"),
         ({"prompt": [3], "max_new_tokens": 1000}, "context of 256"),
         ({"prompt": [3], "temperature": -1.0}, "temperature"),
+        ({"prompt": [3], "temperature": 1e-9}, "temperature"),
         ({"prompt": [3], "top_p": 0.0}, "top_p"),
         ({"prompt": [3], "policy": "maybe"}, "policy"),
     ):
