@@ -19,6 +19,7 @@ COMMANDS = {
     "serve": "serve a target to clients that hold its drafter",
     "chat": "talk with a target far away, also while the line is cut",
     "link": "put a bad line between the two: delay, bandwidth, cuts",
+    "demo": "a page in the browser that shows what is drafted, kept and thrown away",
     "push": "publish a drafter, or its demo, on the Hub",
     "convert": "convert the authors' published checkpoints into ours, and back",
 }

@@ -145,13 +145,13 @@ class _Watch(StoppingCriteria):
         self.prompt_tokens, self.stop = prompt_tokens, stop
         self.token_ids: list[int] = []
         self.first_token_at: float | None = None
-        self.obeyed = False
+        self.obeyed = self.abandoned = False
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         self.token_ids = input_ids[0, self.prompt_tokens :].tolist()
         self.first_token_at = self.first_token_at or time.perf_counter()
         self.obeyed = self.obeyed or self.stop.is_set()
-        return torch.full((1,), self.obeyed, dtype=torch.bool, device=input_ids.device)
+        return torch.full((1,), self.obeyed or self.abandoned, dtype=torch.bool, device=input_ids.device)
 
 
 def watch(
@@ -181,7 +181,7 @@ def watch(
             raise running.error
         yield running.progress()
     finally:
-        stop.set()
+        seen.abandoned = True
         running.thread.join()
 
 

@@ -1,0 +1,211 @@
+"""The Decode tab: a prompt, both ways of decoding it, round by round.
+
+Knows Gradio's components and events. All texts and pictures come from `views`. One visitor's decoding runs at a time,
+the others wait in the order in which they came; nothing typed is written anywhere.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import gradio as gr
+
+from . import views
+from .comparison import Comparison, compare
+from .decoding import MOST_NEW_TOKENS, BadRequest, Request
+from .examples import EXAMPLES
+from .marks import legend
+from .stops import Stops
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from ..modeling_moa import MoADrafterForCausalLM
+
+MODEL = "model"
+"""Gradio's concurrency_id of everything that runs the models."""
+
+_SAMPLED = 0.8  # temperature
+
+
+def add_decode_tab(
+    target: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    drafter: "MoADrafterForCausalLM",
+    stops: Stops,
+    gpu: Callable[[Any], Any] | None,
+) -> None:
+    """The tab's contents, inside the current Gradio context, and the endpoints `/decode` and `/stop`."""
+
+    def run_models(request: Request, session: str) -> Iterator[Comparison]:
+        event = stops.latest(session)
+        try:
+            yield from compare(target, tokenizer, drafter, request, event)
+        finally:
+            stops.end(session, event)
+
+    models = gpu(run_models) if gpu else run_models
+
+    with gr.Row():
+        with gr.Column(scale=3):
+            prompt = gr.Textbox(
+                label="Prompt", lines=4, max_lines=12, placeholder="Type a prompt, or pick an example below"
+            )
+            gr.Examples([[text] for text in EXAMPLES.values()], prompt, label="Examples", example_labels=list(EXAMPLES))
+        with gr.Column(scale=2):
+            with gr.Row():
+                sampling = gr.Radio(["greedy", "sampling"], value="greedy", label="Choice of tokens")
+                shape = gr.Radio(["automatic", "chain", "tree"], value="automatic", label="Draft")
+            length = gr.Slider(8, MOST_NEW_TOKENS, 128, step=8, label="Longest answer, tokens")
+            levels = gr.Slider(1, 16, 6, step=1, label="Depth: tokens drafted one after another, at most")
+            lookup = gr.Checkbox(True, label="Lookup: also copy drafts from the text so far")
+            with gr.Row():
+                run_button = gr.Button("Run", variant="primary")
+                stop_button = gr.Button("Stop", variant="stop", interactive=False)
+    status = gr.HTML(
+        "", label="Status", html_template='<div role="status" aria-live="polite" class="moa">${value}</div>'
+    )
+    gr.HTML(legend())
+    figures = gr.HTML(label="Both clocks")
+    with gr.Row():
+        with gr.Column(min_width=300):
+            gr.Markdown("### With drafts")
+            drafted_text = gr.HTML(label="Text decoded with drafts")
+        with gr.Column(min_width=300):
+            gr.Markdown("### Plain, the same prompt")
+            plain_text = gr.HTML(label="Text decoded plainly")
+
+    state = gr.State()
+    with gr.Column(visible=False) as details:
+        gr.Markdown("### Round by round")
+        with gr.Row():
+            back = gr.Button("Previous round", size="sm")
+            onward = gr.Button("Next round", size="sm")
+        number = gr.Slider(1, 2, 1, step=1, label="Round")
+        picture = gr.HTML(label="The round's draft tree")
+        gr.Markdown("### All rounds")
+        charts = gr.HTML(label="Charts of all rounds")
+        download = gr.HTML(label="Trace")
+
+    def begin(request: gr.Request) -> dict[Any, Any]:
+        stops.begin(_session(request))
+        return {
+            run_button: gr.update(interactive=False),
+            stop_button: gr.update(interactive=True),
+            status: "Waiting for the model …",
+            figures: "",
+            drafted_text: "",
+            plain_text: "",
+            details: gr.update(visible=False),
+            state: None,
+        }
+
+    def run(
+        prompt: str, sampling: str, shape: Any, length: float, levels: float, lookup: bool, request: gr.Request
+    ) -> Iterator[dict[Any, Any]]:
+        """Decodes for the page."""
+        temperature = _SAMPLED if sampling == "sampling" else 0.0
+        session = _session(request)
+        result = None
+        try:
+            wanted = Request(prompt or "", int(length), temperature, shape, int(levels), bool(lookup))
+            for result in models(wanted, session):
+                # what stands still is not sent again
+                still = result.drafted.finished and result.plain.seconds > 0
+                sides = [] if still else [(drafted_text, result.drafted)]
+                sides += [(plain_text, result.plain)] if result.drafted.finished else []
+                shown = {component: views.text_html(side, tokenizer) for component, side in sides}
+                yield shown | {figures: views.figures_html(result), status: views.verdict(result)}
+        except BadRequest as error:
+            yield {status: views.error_html(str(error))}
+            return
+        except Exception as error:
+            yield {status: views.error_html(f"Decoding failed ({type(error).__name__}). Please try again.")}
+            return
+        finally:
+            stops.end(session, stops.latest(session))
+        if result is None:
+            yield {status: "Stopped before it began."}
+            return
+        rounds = len(result.rounds)
+        yield {
+            drafted_text: views.text_html(result.drafted, tokenizer),
+            state: result,
+            details: gr.update(visible=True),
+            number: gr.update(value=1, maximum=max(2, rounds), interactive=rounds > 1),
+            picture: views.round_html(result, tokenizer, 1),
+            charts: views.charts_html(result),
+            download: views.download_html(result, tokenizer),
+        }
+
+    def finish() -> dict[Any, Any]:
+        return {run_button: gr.update(interactive=True), stop_button: gr.update(interactive=False)}
+
+    def show_round(result: Comparison | None, number: float) -> str:
+        return "" if result is None else views.round_html(result, tokenizer, int(number))
+
+    def step(by: int) -> Callable[[Comparison | None, float], int]:
+        def stepped(result: Comparison | None, number: float) -> int:
+            most = len(result.rounds) if result else 1
+            return max(1, min(most, int(number) + by))
+
+        return stepped
+
+    private: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+    outputs = [status, figures, drafted_text, plain_text, details, state, number, picture, charts, download]
+    buttons = [run_button, stop_button]
+    begun = run_button.click(begin, None, [*buttons, *outputs], queue=False, **private)
+    ran = begun.then(
+        run,
+        [prompt, sampling, shape, length, levels, lookup],
+        outputs,
+        concurrency_id=MODEL,
+        concurrency_limit=1,
+        **private,
+    )
+    ran.then(finish, None, buttons, queue=False, **private)
+    number.change(show_round, [state, number], picture, queue=False, **private)
+    back.click(step(-1), [state, number], number, queue=False, **private)
+    onward.click(step(1), [state, number], number, queue=False, **private)
+
+    def stop(request: gr.Request) -> int:
+        """Stops what this session is decoding or waiting for; returns how many decodings that are."""
+        return stops.stop(_session(request))
+
+    def stop_silently(request: gr.Request) -> None:
+        stops.stop(_session(request))
+
+    stop_button.click(stop_silently, None, None, queue=False, **private)
+    gr.api(stop, api_name="stop", queue=False)
+
+    def decode(
+        prompt: str,
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        shape: str = "automatic",
+        levels: int = 6,
+        lookup: bool = True,
+        seed: int = 0,
+        request: gr.Request = None,  # type: ignore[assignment]
+    ) -> dict:
+        """Decodes a prompt with drafts and plainly; returns texts, marks, figures and the trace."""
+        session = _session(request)
+        event = stops.begin(session)
+        result = None
+        try:
+            wanted = Request(prompt, max_new_tokens, temperature, shape, levels, lookup, seed)  # type: ignore[arg-type]
+            for progress in models(wanted, session):
+                result = progress
+        except BadRequest as error:
+            raise gr.Error(str(error), print_exception=False) from None
+        finally:
+            stops.end(session, event)
+        if result is None:
+            raise gr.Error("Stopped before it began.", print_exception=False)
+        return views.as_data(result, tokenizer)
+
+    gr.api(decode, api_name="decode", concurrency_id=MODEL, concurrency_limit=1)
+
+
+def _session(request: gr.Request | None) -> str:
+    """Who is asking: Gradio's name for one open page or client."""
+    return (request.session_hash if request else None) or ""

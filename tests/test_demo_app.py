@@ -1,0 +1,255 @@
+"""The demo's endpoints and decoding, on a tiny target: driven with gradio_client, as anybody else would."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import byte_tokenizer, tiny_drafter, tiny_target
+
+gradio = pytest.importorskip("gradio", reason="gradio is not installed (pip install 'moa-spec[demo]')")
+from gradio_client import Client  # noqa: E402
+from gradio_client.exceptions import AppError  # noqa: E402
+
+from moa_spec import attach  # noqa: E402
+from moa_spec.demo.app import build  # noqa: E402
+from moa_spec.demo.comparison import compare  # noqa: E402
+from moa_spec.demo.decoding import BadRequest, Request, encode, warm_up, watch  # noqa: E402
+from moa_spec.demo.results_tab import results_html  # noqa: E402
+from moa_spec.demo.stops import Stops  # noqa: E402
+from moa_spec.demo.views import as_data, figures_html, round_html, verdict  # noqa: E402
+
+Models = tuple[Any, Any, Any]
+
+
+@pytest.fixture(scope="module")
+def models() -> Models:
+    target = tiny_target(vocab_size=257, max_position_embeddings=1024)
+    drafter = tiny_drafter(target)
+    attach(target, drafter)
+    return target, byte_tokenizer(), drafter
+
+
+@pytest.fixture(scope="module")
+def url(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    app = build(*models, results=tmp_path_factory.mktemp("results"))
+    _, address, _ = app.launch(prevent_thread_lock=True, quiet=True)
+    yield address
+    app.close()
+
+
+def decoding_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "moa-decoding"]
+
+
+def wait_for(condition: Any, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def slowly(models: Models) -> Iterator[None]:
+    """Makes every target pass take a while, so that there is time to stop it."""
+    hook = models[0].register_forward_pre_hook(lambda *_: time.sleep(0.05))
+    yield
+    hook.remove()
+
+
+# -- decoding ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", ["automatic", "chain", "tree"])
+@pytest.mark.parametrize("lookup", [True, False])
+def test_comparison(models: Models, shape: Any, lookup: bool) -> None:
+    request = Request("Hello", max_new_tokens=24, shape=shape, lookup=lookup, levels=3)
+    result = list(compare(*models, request, threading.Event()))[-1]
+    assert result.finished
+    assert result.identical is True
+    assert len(result.drafted.token_ids) == len(result.plain.token_ids) == 24
+    assert result.plain.target_calls == 24
+    assert result.drafted.target_calls == 1 + len(result.rounds)
+    assert result.mean_accepted_tokens == pytest.approx(23 / len(result.rounds))
+    assert result.speedup == pytest.approx(result.plain.seconds / result.drafted.seconds)
+    assert "exactly the same tokens" in verdict(result)
+    widest = max(sum(node.depth == 1 for node in entry.nodes) for entry in result.rounds)
+    if shape != "automatic" and not lookup:
+        assert widest == {"chain": 1, "tree": 3}[shape]
+        deepest = max(node.depth for entry in result.rounds for node in entry.nodes)
+        assert deepest == 3 if shape == "chain" else deepest <= 3  # a tree spends its nodes where they are likely
+
+
+def test_sampling_claims_no_identity(models: Models) -> None:
+    result = list(compare(*models, Request("Hello", 16, temperature=0.9), threading.Event()))[-1]
+    assert result.identical is None
+    assert result.speedup is not None
+    assert "distribution" in verdict(result)
+
+
+def test_stopping_ends_the_thread(models: Models, slowly: None) -> None:
+    for drafter in (models[2], None):
+        stop = threading.Event()
+        request = Request("Hello", 400)
+        steps = watch(models[0], encode(request, *models[:2]), request, drafter, stop)
+        wait_for(lambda steps=steps: next(steps).token_ids)
+        stop.set()
+        last = list(steps)[-1]
+        assert last.finished
+        assert last.stopped
+        assert 0 < len(last.token_ids) < 400
+        assert not decoding_threads()
+
+
+def test_leaving_ends_the_thread(models: Models, slowly: None) -> None:
+    request = Request("Hello", 400)
+    stop = threading.Event()
+    steps = watch(models[0], encode(request, *models[:2]), request, models[2], stop)
+    next(steps)
+    assert decoding_threads()
+    steps.close()
+    assert not decoding_threads()
+    assert not stop.is_set()
+
+
+def test_stopped_comparison_promises_nothing(models: Models, slowly: None) -> None:
+    stop = threading.Event()
+    for result in compare(*models, Request("Hello", 400), stop):
+        if result.drafted.token_ids:
+            stop.set()
+    assert result.finished
+    assert (result.speedup, result.identical, result.plain.token_ids) == (None, None, [])
+    assert verdict(result).startswith("Stopped")
+    assert "with drafts" in figures_html(result)
+
+
+def test_errors_of_the_models_reach_the_watcher(models: Models) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    hook = models[0].register_forward_pre_hook(broken)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        list(compare(*models, Request("Hello", 8), threading.Event()))
+    hook.remove()
+    assert not decoding_threads()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"prompt": " \n"}, "empty"),
+        ({"prompt": "x" * 30_000}, "30000 characters"),
+        ({"prompt": "\ud800"}, "not valid text"),
+        ({"prompt": "x", "max_new_tokens": 0}, "length"),
+        ({"prompt": "x", "temperature": float("nan")}, "temperature"),
+        ({"prompt": "x", "shape": "forest"}, "chain"),
+        ({"prompt": "x", "levels": 99}, "depth"),
+    ],
+)
+def test_bad_requests(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadRequest, match=words):
+        Request(**arguments)
+
+
+def test_too_long_prompts_are_refused_before_work(models: Models) -> None:
+    with pytest.raises(BadRequest, match="context of 1024"):
+        next(compare(*models, Request("x" * 1000, 100), threading.Event()))
+
+
+def test_odd_bytes(models: Models) -> None:
+    result = list(compare(*models, Request("\x00\x1b[31m<script>é\U0001f600", 12), threading.Event()))[-1]
+    assert result.identical is True
+    assert as_data(result, models[1])["text"] == models[1].decode(result.drafted.token_ids, skip_special_tokens=True)
+
+
+def test_rounds_outside_are_brought_inside(models: Models) -> None:
+    result = list(compare(*models, Request("Hello", 12, shape="chain"), threading.Event()))[-1]
+    count = len(result.rounds)
+    assert f"Round {count} of {count}" in round_html(result, models[1], 10_000)
+    assert f"Round 1 of {count}" in round_html(result, models[1], -3)
+
+
+def test_warm_up(models: Models) -> None:
+    warm_up(*models)
+    assert not decoding_threads()
+
+
+def test_stops_know_their_sessions() -> None:
+    stops = Stops()
+    first, second, other = stops.begin("a"), stops.begin("a"), stops.begin("b")
+    assert stops.latest("a") is second
+    assert stops.stop("a") == 2
+    assert first.is_set()
+    assert second.is_set()
+    assert not other.is_set()
+    stops.end("a", second)
+    assert stops.latest("a") is first
+    stops.end("a", first)
+    assert stops.stop("a") == 0
+    assert not stops.latest("a").is_set()
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+
+def test_no_results_are_said_to_be_none(tmp_path: Path) -> None:
+    assert "no benchmark results" in results_html(tmp_path / "results")
+    (tmp_path / "bad.json").write_text('{"summary": []}')
+    assert "damaged" in results_html(tmp_path)
+
+
+# -- endpoints ---------------------------------------------------------------------------------------------------------
+
+
+def test_decode_endpoint(url: str, models: Models) -> None:
+    client = Client(url, verbose=False)
+    result = client.predict("Hello", 20, 0.0, "tree", 3, False, api_name="/decode")
+    assert result["identical"] is True
+    assert len(result["token_ids"]) == 20
+    assert result["text"] == models[1].decode(result["token_ids"], skip_special_tokens=True)
+    assert {mark["kind"] for mark in result["marks"]} >= {"own", "rejected"}
+    assert len(result["trace"]["rounds"]) == result["drafted"]["target_calls"] - 1
+
+
+@pytest.mark.parametrize(("prompt", "words"), [("", "empty"), ("x" * 1000, "too long")])
+def test_endpoint_errors_are_words(url: str, prompt: str, words: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(AppError, match=words):
+        Client(url, verbose=False).predict(prompt, api_name="/decode")
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_stop_endpoint_stops_only_its_own_session(
+    url: str, models: Models, slowly: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    client, other = Client(url, verbose=False), Client(url, verbose=False)
+    job = client.submit("SECRETPROMPT", 500, api_name="/decode")
+    wait_for(decoding_threads)
+    assert other.predict(api_name="/stop") == 0
+    assert decoding_threads()
+    assert client.predict(api_name="/stop") == 1
+    result = job.result(timeout=30)
+    assert result["stopped"]
+    assert len(result["token_ids"]) < 500
+    wait_for(lambda: not decoding_threads())
+    captured = capfd.readouterr()
+    assert "SECRETPROMPT" not in captured.out + captured.err
+
+
+def test_visitors_wait_for_each_other_and_get_their_own(url: str) -> None:
+    clients = [Client(url, verbose=False) for _ in range(3)]
+    jobs = [client.submit(f"Visitor {i}", 16, api_name="/decode") for i, client in enumerate(clients)]
+    most = 0
+    while not all(job.done() for job in jobs):
+        most = max(most, len(decoding_threads()))
+        time.sleep(0.005)
+    assert most == 1
+    prompts = [job.result()["request"]["prompt"] for job in jobs]
+    assert prompts == ["Visitor 0", "Visitor 1", "Visitor 2"]
+
+
+def test_only_the_named_endpoints_are_public(url: str) -> None:
+    described = Client(url, verbose=False).view_api(return_format="dict", print_info=False)
+    assert set(described["named_endpoints"]) == {"/decode", "/stop"}
+    assert described["unnamed_endpoints"] == {}
