@@ -36,14 +36,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-new-tokens", type=positive, default=256, help="of an answer (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument("--push", metavar="NAMESPACE/NAME", help="publish the file as a data set when it is complete")
+    parser.add_argument("--license", metavar="ID", help="of the published answers, an identifier of the Hub's")
 
 
 def run(args: argparse.Namespace) -> None:
     from tqdm import tqdm
 
+    from ..hub import push_answers
+    from ..hub.remote import check_repo_id
     from ..targets import load_target
-    from ..training.distill import Distiller, conversations
+    from ..training.distill import Distiller, conversations, write_record
 
+    if args.push:
+        check_repo_id(args.push)  # before hours of work
     prompts = None
     if args.prompts or args.dataset:
         prompts = conversations(_read_prompts(args), args.seed)
@@ -65,7 +71,11 @@ def run(args: argparse.Namespace) -> None:
             bar.update(tokens - bar.n)
 
         distiller.run(args.answer_tokens, show)
+    name = target.config._name_or_path
+    write_record(distiller, name, args.dtype, args.seed, str(args.prompts or args.dataset or "the target's own"))
     print(f"{args.output}: {distiller.rows} rows, {distiller.tokens} answer tokens")
+    if args.push:
+        print(push_answers(args.output, args.push, name, licence=args.license).url)
 
 
 def _read_prompts(args: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -15,7 +15,8 @@ EXAMPLE = "moa train --data data/answers.jsonl --output runs/drafter"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", type=Path, nargs="+", required=True, metavar="FILE", help="rows from moa distill")
+    parser.add_argument("--data", type=Path, nargs="+", default=[], metavar="FILE", help="rows from moa distill")
+    parser.add_argument("--dataset", nargs="+", default=[], metavar="NAME", help="answers published on the Hub")
     parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="of the trained drafter")
     parser.add_argument(
         "--recipe",
@@ -39,18 +40,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from ..hub import fetch_answers
     from ..training.recipe import Recipe
     from ..training.train import profile, train
 
+    if not args.data and not args.dataset:
+        raise ValueError("Nothing to train on: name a file with --data or a data set with --dataset")
     recipe = Recipe.load(args.recipe)
     overrides = {name: _value(value) for name, value in args.set}
     if args.max_steps:
         overrides["max_steps"] = args.max_steps
+    fetched = [fetch_answers(name) for name in args.dataset]
+    data = [*args.data, *(answers.path for answers in fetched)]
     activations = args.activations or args.output / "activations"
     if args.profile:
-        print(profile(recipe, args.data, args.output, activations, overrides=overrides))
+        print(profile(recipe, data, args.output, activations, overrides=overrides))
         return
-    metrics = train(recipe, args.data, args.output, activations, overrides=overrides)
+    sources = {
+        answers.path: {"dataset": answers.dataset, "commit": answers.commit, "license": answers.license}
+        for answers in fetched
+    }
+    metrics = train(recipe, data, args.output, activations, overrides=overrides, sources=sources)
     print(f"{args.output}: {json.dumps(metrics)}")
 
 

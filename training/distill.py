@@ -10,14 +10,16 @@ loses at most the answers under way, and a second run with the same file goes on
 import json
 import os
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .batched_decoding import Answer, BatchedDecoder, Request
+from .batched_decoding import TOP_K, Answer, BatchedDecoder, Request
 from .prompts import Conversation, SelfPrompts
 
 TEMPERATURE = 0.8  # of sampled answers
@@ -196,3 +198,28 @@ class Distiller:
             if end != len(content):
                 file.truncate(end)
                 os.fsync(file.fileno())
+
+
+def write_record(distiller: Distiller, target: str, dtype: str, seed: int, prompts: str) -> Path:
+    """Writes how a file of answers was made beside it: `NAME.record.json` for `NAME.jsonl`."""
+    rows = list(read_rows(distiller.output))
+    record = {
+        "target": target,
+        "dtype": dtype,
+        "prompts": prompts,
+        "seed": seed,
+        "rows": len(rows),
+        "answer_tokens": sum(len(row["response_ids"]) for row in rows),
+        "greedy_rows": sum(row["greedy"] for row in rows),
+        "finished_rows": sum(row["finished"] for row in rows),
+        "rows_by_kind": dict(Counter(row["kind"] for row in rows).most_common()),
+        "temperature": TEMPERATURE,
+        "top_k": TOP_K,
+        "max_new_tokens": distiller.max_new_tokens,
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+    }
+    path = distiller.output.with_suffix(".record.json")
+    temporary = path.with_suffix(".partial")
+    temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+    return path

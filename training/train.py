@@ -6,6 +6,7 @@ know what happens inside a step.
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -140,6 +141,7 @@ def train(
     overrides: dict[str, Any] | None = None,
     target: PreTrainedModel | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    sources: dict[Path, dict[str, Any]] | None = None,
 ) -> dict[str, float]:
     """Trains a drafter, or goes on with a run that was stopped, and returns the last evaluation.
 
@@ -150,6 +152,7 @@ def train(
         activations: folder of the activation cache; built where it is missing, continued where it is short.
         overrides: of the recipe's `training` arguments.
         target, tokenizer: already loaded; else the recipe's are.
+        sources: where files of `data` come from (data set, commit, licence), for the record.
     """
     started, revision = time.time(), _git_revision()
     trainer = prepare(recipe, data, output, activations, overrides, target, tokenizer)
@@ -158,7 +161,8 @@ def train(
     trainer.train(resume_from_checkpoint=last)
     metrics = trainer.evaluate()
     if trainer.is_world_process_zero():
-        save_finished(trainer, recipe, data, output, metrics, time.time() - started, revision)
+        record = _run_record(trainer, recipe, data, sources or {}, metrics, time.time() - started, revision)
+        save_finished(trainer.drafter, record, output)
     return metrics
 
 
@@ -175,7 +179,8 @@ def profile(
     trainer = prepare(recipe, data, output, activations, overrides)
     model = trainer.accelerator.prepare(trainer.model)
     optimizer = trainer.create_optimizer()
-    batches = iter(trainer.get_train_dataloader())
+    loader = trainer.get_train_dataloader()
+    batches = itertools.chain.from_iterable(itertools.repeat(loader))  # a small file is read again and again
     timed = tokens = rows = 0
     watched = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
@@ -204,26 +209,38 @@ def profile(
     )
 
 
-def save_finished(
+def save_finished(drafter: MoADrafterForCausalLM, record: dict[str, Any], output: str | Path) -> None:
+    """The drafter, `training_record.json` (what it was made from, how, and how it went) and its curve."""
+    drafter.eval().save_pretrained(output)
+    path = Path(output) / RECORD
+    temporary = path.with_suffix(".partial")
+    temporary.write_text(json.dumps(record, indent=1))
+    os.replace(temporary, path)
+    with contextlib.suppress(ImportError):  # matplotlib is optional; the record holds the same numbers
+        draw_curve(output)
+
+
+def _run_record(
     trainer: MoATrainer,
     recipe: Recipe,
     data: list[str | Path],
-    output: str | Path,
+    sources: dict[Path, dict[str, Any]],
     metrics: dict[str, float],
     seconds: float,
     revision: str | None,
-) -> None:
-    """The drafter and `training_record.json`: what it was made from, how, and how it went."""
-    drafter = trainer.drafter.eval()
-    drafter.save_pretrained(output)
+) -> dict[str, Any]:
     dataset: ActivationDataset = trainer.train_dataset
     record = {
         "recipe": recipe.to_dict(),
         "training_arguments": {k: v for k, v in trainer.args.to_dict().items() if k in recipe.training or k == "seed"},
-        "data": [{"file": Path(p).name, "sha256": hashlib.sha256(Path(p).read_bytes()).hexdigest()} for p in data],
+        "data": [
+            {"file": Path(p).name, "sha256": hashlib.sha256(Path(p).read_bytes()).hexdigest()}
+            | sources.get(Path(p), {})
+            for p in data
+        ],
         "training_rows": len(dataset),
         "training_answer_tokens": dataset.answer_tokens,
-        "trainable_parameters": sum(p.numel() for p in drafter.parameters()),
+        "trainable_parameters": sum(p.numel() for p in trainer.drafter.parameters()),
         "steps": trainer.state.global_step,
         "epochs": trainer.state.epoch,
         "hours_of_last_session": round(seconds / 3600, 3),
@@ -240,12 +257,7 @@ def save_finished(
     if recipe.start_from:
         earlier = Path(recipe.start_from) / RECORD
         record["started_from"] = json.loads(earlier.read_text(encoding="utf-8")) if earlier.exists() else None
-    path = Path(output) / RECORD
-    temporary = path.with_suffix(".partial")
-    temporary.write_text(json.dumps(record, indent=1))
-    os.replace(temporary, path)
-    with contextlib.suppress(ImportError):  # matplotlib is optional; the record holds the same numbers
-        draw_curve(output)
+    return record
 
 
 def _git_revision() -> str | None:

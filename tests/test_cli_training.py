@@ -1,0 +1,74 @@
+"""`moa distill` and `moa train` as commands, on a tiny target in a folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from moa_spec.cli import main
+
+from .training_data import prompts, tiny_chat_target, tiny_tokenizer, write_rows
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    tiny_chat_target().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_from_prompts_to_a_drafter(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = write_rows(tmp_path / "prompts.jsonl", prompts(24))
+    answers = tmp_path / "answers.jsonl"
+    distill = ["distill", "--target", str(target), "--prompts", str(asked), "--output", str(answers)]
+    distill += ["--dtype", "float32", "--slots", "8", "--max-length", "64", "--max-new-tokens", "16"]
+    assert main(distill) == 0
+    rows = answers.read_text().splitlines()
+    assert len(rows) == 24
+    record = json.loads((tmp_path / "answers.record.json").read_text())
+    assert record["rows"] == 24
+    assert record["rows_by_kind"] == {"even": 12, "odd": 12}
+    assert record["answer_tokens"] == sum(len(json.loads(row)["response_ids"]) for row in rows)
+    assert main(distill) == 0  # again: every prompt has its answer
+    assert answers.read_text().splitlines() == rows
+
+    recipe = tmp_path / "recipe.json"
+    settings = {"max_steps": 2, "per_device_train_batch_size": 4, "logging_steps": 1, "use_cpu": True}
+    recipe.write_text(json.dumps({"target": str(target), "held_out": 6, "max_length": 64, "training": settings}))
+    output = tmp_path / "drafter"
+    train = ["train", "--recipe", str(recipe), "--data", str(answers), "--output", str(output)]
+    assert main([*train, "--set", "learning_rate", "0.002"]) == 0
+    record = json.loads((output / "training_record.json").read_text())
+    assert record["steps"] == 2
+    assert record["log"][0]["learning_rate"] == pytest.approx(0.002)
+    assert main([*train, "--output", str(tmp_path / "none"), "--profile"]) == 0
+    assert "loss-bearing tokens/s" in capsys.readouterr().out
+    assert not (tmp_path / "none" / "model.safetensors").exists()
+
+    again = tmp_path / "again.json"
+    again.write_text(json.dumps(json.loads(recipe.read_text()) | {"start_from": str(output)}))
+    second = tmp_path / "second"
+    assert main(["train", "--recipe", str(again), "--data", str(answers), "--output", str(second)]) == 0
+    assert json.loads((second / "training_record.json").read_text())["started_from"]["steps"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--output", "x"], "Nothing to train on"),
+        (["train", "--output", "x", "--data", "missing.jsonl"], "missing.jsonl"),
+        (["train", "--output", "x", "--data", "d", "--recipe", "nope"], "No recipe nope"),
+        (["distill", "--output", "x", "--push", "no namespace"], "no namespace"),
+        (["distill", "--output", "x", "--target", "missing-folder"], "missing-folder"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
