@@ -128,7 +128,7 @@ def load_drafter(path_or_repo: str | Path, target: PreTrainedModel, **kwargs: An
 
 def _uncompiled(target: PreTrainedModel) -> PreTrainedModel:
     """The module inside `torch.compile(model)`, which is the one whose `generate` runs."""
-    return target._orig_mod if isinstance(target, torch._dynamo.OptimizedModule) else target
+    return getattr(target, "_orig_mod", target)
 
 
 def _source_for(target: PreTrainedModel, assistant: Any) -> tuple[DraftSource, Memory] | None:

@@ -20,7 +20,7 @@ from .options import DraftOptions
 from .policy import AutoPolicy, FixedPolicy, Memory, Policy
 from .returned import Returned
 from .sources import DraftSource
-from .target_pass import TargetPass
+from .target_pass import TargetPass, context_limit
 from .trace import RoundTrace, begin_generation, node_traces
 from .verify import Row, judge, processors_for_row
 
@@ -100,7 +100,7 @@ class _Call:
         looks_up = self.policy.lookup_tokens() > 0
         self.lookups = [RowLookup(prompt, decoding.store) for prompt in self.prompts] if looks_up else []
         self.vocab_size = model.get_input_embeddings().num_embeddings
-        self.context = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        self.context = context_limit(model.config, input_ids.shape[1], config.max_length)
 
     def _row(self, row: int, processors: LogitsProcessorList, criteria: StoppingCriteriaList) -> Row:
         alone = self.input_ids.shape[0] == 1

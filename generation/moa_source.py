@@ -226,6 +226,8 @@ class MoASession:
             if level + 1 == plan.levels:
                 break
             totals, best = met_totals[-1].topk(min(plan.breadth, width * children), dim=-1)  # (B, next Q)
+            if plan.confidence and float(totals.exp().sum(dim=-1).max()) < plan.confidence:
+                break  # all paths together are less likely to go on than asked for
             parents = best // children
             queries = met_tokens[-1].gather(1, best)
             beam_nodes = met + best

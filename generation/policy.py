@@ -19,6 +19,8 @@ from .draft import Draft
 from .options import DraftOptions
 from .sources import DraftPlan, DraftSource
 
+_SHORTEST_WAIT, _LONGEST_WAIT = 8, 128  # rounds between tries of a way of drafting that is behind
+
 
 class Policy(Protocol):
     def lookup_tokens(self) -> int:
@@ -81,7 +83,7 @@ class Arm:
     tokens: float
     steps: float
     rounds: int = 0
-    wait: int = 8  # rounds until it is tried again while it is behind
+    wait: int = _SHORTEST_WAIT  # rounds until it is tried again while it is behind
 
     @property
     def rate(self) -> float:
@@ -89,7 +91,7 @@ class Arm:
 
     def saw(self, tokens: float, steps: float) -> None:
         self.rounds += 1
-        weight = max(1 / (self.rounds + 2), 0.05)
+        weight = max(1 / (self.rounds + 2), 0.08)
         self.tokens += weight * (tokens - self.tokens)
         self.steps += weight * (steps - self.steps)
 
@@ -138,9 +140,12 @@ class Memory:
             return replace(costs, passes=dict(costs.passes)), costs.measured_in if new else 0.0
 
     def experience(self) -> Experience:
-        """This call's own copy."""
+        """This call's own copy. The next text may be of another kind, so it weighs little against what is seen."""
         with self._lock:
-            return copy.deepcopy(self._experience)
+            experience = copy.deepcopy(self._experience)
+        for arm in experience.arms.values():
+            arm.rounds, arm.wait = min(arm.rounds, 4), _SHORTEST_WAIT
+        return experience
 
     def remember(self, experience: Experience) -> None:
         """The latest call's experience counts: texts change, and so do machines."""
@@ -150,8 +155,6 @@ class Memory:
 
 class AutoPolicy:
     """Chooses what promises most tokens per second; the options are upper limits. Counts time in plain steps."""
-
-    _LONGEST_WAIT = 128
 
     def __init__(self, options: DraftOptions, chains_only: bool, rows: int, costs: Costs, experience: Experience):
         self.costs, self.rows, self.chains_only, self.experience = costs, rows, chains_only, experience
@@ -169,7 +172,8 @@ class AutoPolicy:
         self.due = {name: arm.wait for name, arm in self.arms.items()}
         self.arm: str | None = None
         self.round = 0
-        self.spent = 0.0
+        self.spent = 0.0  # on drafting in this round
+        self.expected = 1.0  # tokens of this round
 
     def _pass(self, tokens: int) -> float:
         """Cost of a target pass over so many tokens in every row."""
@@ -193,18 +197,21 @@ class AutoPolicy:
         if self.arm is None:
             return DraftPlan(0)
         breadth = self.breadths[self.arm]
-        # another level is worth it while what it is expected to add beats what its time would yield otherwise
+        # another level is worth it while what it is expected to add beats what its time would yield otherwise; a draft
+        # that is likely so far goes on being right with odds of about 0.7
         marginal = self._drafting(1, breadth) - self._drafting(0, breadth) + (self._pass(9) - 1) / 8
-        floor = self.best_rate * marginal / max(self.experience.trust.factor(2), 0.05)
+        floor = self.best_rate * marginal / max(0.7 * self.experience.trust.factor(2), 0.05)
         return DraftPlan(self.levels, breadth, self.nodes, min(max(floor, self.confidence), 0.9))
 
     def _arm(self, found: list[Draft]) -> str | None:
         """The drafter's arm to use in this round, or None: lookup alone, or a plain step."""
         name, best = max(self.arms.items(), key=lambda item: item[1].rate)
+        if self.round <= 2 and best.rate > 0.8:  # every text gets a chance
+            return name
         for other, arm in self.arms.items():
             behind = arm.rate < max(1.0, best.rate)
             if arm.rounds < 3 or (behind and self.round >= self.due[other]):
-                arm.wait = min(2 * arm.wait, self._LONGEST_WAIT)
+                arm.wait = min(2 * arm.wait, _LONGEST_WAIT)
                 self.due[other] = self.round + arm.wait
                 return other
         counts = self._worth([self._chances(draft) for draft in found])
@@ -219,7 +226,9 @@ class AutoPolicy:
             self.spent = self._drafting(min(plan.levels, drawn + 1), plan.breadth)
         both = [together(mine, other, self.chains_only) for mine, other in zip(drafted, found, strict=True)]
         chances = [self._chances(draft) for draft in both]
-        return [_likeliest(d, c, n) for d, c, (n, _) in zip(both, chances, self._worth(chances), strict=True)]
+        worth = self._worth(chances)
+        self.expected = 1 + sum(gain for _, gain in worth) / self.rows
+        return [_likeliest(d, c, n) for d, c, (n, _) in zip(both, chances, worth, strict=True)]
 
     def _chances(self, draft: Draft) -> list[float]:
         """Chance that each node is accepted: its path's probabilities, corrected by experience."""
@@ -254,9 +263,11 @@ class AutoPolicy:
             self._learn_trust(draft, path)
         if self.arm is not None:
             arm = self.arms[self.arm]
-            arm.saw(sum(1 + len(path) for path in paths) / len(paths), self.spent + self._pass(tokens))
+            # what was expected varies less from round to round than what came true; half of each
+            seen = sum(1 + len(path) for path in paths) / len(paths)
+            arm.saw((seen + self.expected) / 2, self.spent + self._pass(tokens))
             if arm.rate > 1.0:
-                arm.wait = 8
+                arm.wait = _SHORTEST_WAIT
 
     def _learn_trust(self, draft: Draft, path: list[int]) -> None:
         """Compares, for every node whose parent was accepted, its claim with what happened."""

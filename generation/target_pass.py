@@ -12,7 +12,7 @@ import inspect
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer, StaticLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -279,6 +279,28 @@ def _ancestors(draft: Draft, size: int) -> torch.Tensor:
         if parent >= 0:
             see[node + 1] |= see[parent + 1]
     return see
+
+
+def context_limit(config: PreTrainedConfig, prompt_length: int, max_length: int) -> int | None:
+    """Positions from here on are not drafted for: plain steps go on past them.
+
+    That is the length of the context, or where rotary embeddings begin to depend on the length of the text, so that a
+    pass over several tokens would turn them all by the last one's.
+
+    Raises:
+        ValueError: the text may grow past the place where the target computes its whole cache anew.
+    """
+    config = config.get_text_config(decoder=True)
+    limit = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("dynamic", "longrope"):
+        limit = rope.get("original_max_position_embeddings") or limit
+        if rope["rope_type"] == "longrope" and prompt_length <= limit < max_length:
+            raise ValueError(
+                f"This target changes its rotary embeddings at {limit} tokens, and computes everything anew when a "
+                f"text grows past that. With a drafter, keep max_length at {limit} or below."
+            )
+    return limit
 
 
 def masked_pass_unavailable(model: PreTrainedModel, cache: Cache) -> str | None:

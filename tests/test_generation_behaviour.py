@@ -335,6 +335,27 @@ def test_the_cache_equals_one_rebuilt_from_the_text(attention: str, rows: int, n
         torch.testing.assert_close(mine.values, fresh.values, rtol=1e-3, atol=1e-4)
 
 
+def test_a_returned_cache_has_the_rows_that_finished_early() -> None:
+    target, assistant, ids, plain = with_oracle(branches=4, rows=4)
+    ends = [plain[0, 14].item(), plain[2, 22].item()]
+    call = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": ends, "return_dict_in_generate": True}
+    details = {"output_scores": True, "output_hidden_states": True}
+    expected = target.generate(ids, **call, **details)
+    found = target.generate(ids, **call, **details, assistant_model=assistant, **TREE)
+    assert torch.equal(found.sequences, expected.sequences)
+    written = (expected.sequences[:, ids.shape[1] :] != 0).long().cumsum(1)
+    lengths = [min(int((row == int(row.max())).nonzero()[0]) + 1, NEW) for row in written]
+    assert len(set(lengths)) > 1
+    for row, length in enumerate(lengths):
+        slots = ids.shape[1] + length - 1
+        for mine, theirs in zip(found.cache.layers, expected.cache.layers, strict=True):
+            torch.testing.assert_close(mine.keys[row, :, :slots], theirs.keys[row, :, :slots], rtol=1e-3, atol=1e-4)
+        for step in range(length):
+            torch.testing.assert_close(found.scores[step][row], expected.scores[step][row], rtol=1e-3, atol=1e-3)
+            mine, theirs = found.hidden_states[step][-1][row], expected.hidden_states[step][-1][row]
+            torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("memory", ["none", "add"])
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_a_conversation_goes_on_from_its_cache(memory: str, family: str) -> None:
@@ -372,6 +393,29 @@ def test_the_context_limit(length: int) -> None:
     assert torch.equal(
         target.generate(ids, max_length=length, do_sample=False, assistant_model=assistant, **TREE), expected
     )
+
+
+def test_rotary_embeddings_that_depend_on_the_length() -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    target, assistant, ids, plain = with_oracle(rope_parameters=rope, max_position_embeddings=24)
+    found = target.generate(ids, max_new_tokens=NEW, do_sample=False, assistant_model=assistant, **TREE)
+    assert torch.equal(found, plain)
+    factors = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "rope_theta": 10000.0}
+    target = tiny_target("phi3", rope_parameters=factors | {"original_max_position_embeddings": 24})
+    moa_spec.attach(target, drafter := tiny_drafter(target))
+    call = {"do_sample": False, "assistant_model": drafter}
+    assert torch.equal(
+        target.generate(ids, max_length=24, **call), target.generate(ids, max_length=24, do_sample=False)
+    )
+    with pytest.raises(ValueError, match="keep max_length at 24"):
+        target.generate(ids, max_length=40, **call)
+
+
+def test_batches_on_windows_are_refused_by_name() -> None:
+    target = tiny_target("mistral_sliding")
+    moa_spec.attach(target, drafter := tiny_drafter(target))
+    with pytest.raises(ValueError, match="one prompt at a time"):
+        target.generate(prompt(5, rows=2), assistant_model=drafter, max_new_tokens=4)
 
 
 def test_several_samples_per_prompt() -> None:
