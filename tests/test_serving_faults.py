@@ -33,6 +33,7 @@ class Lab:
     def __init__(self, world: World):
         self.world = world
         self._stack = contextlib.ExitStack()
+        self._restarting = threading.Lock()
         self._serve(0)
         self.link = Link("127.0.0.1", self.port)
         self.timers: list[threading.Timer] = []
@@ -43,8 +44,9 @@ class Lab:
         self.port = int(self.url.rsplit(":", 1)[1])
 
     def restart(self) -> None:
-        self._stack.close()
-        self._serve(self.port)
+        with self._restarting:  # two faults may want it at the same time
+            self._stack.close()
+            self._serve(self.port)
 
     def evict(self) -> None:
         for session in self.server.sessions:
