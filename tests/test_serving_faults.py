@@ -299,3 +299,32 @@ def test_dead_clients_are_dropped_after_their_grace(world: World) -> None:
             pass
         assert generation.final[IDS.shape[1] :] == world.answer(length=30)
         assert server.metrics.sessions_rebuilt == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_kept_tokens_stand_through_more_faults(lab: Lab, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Policy "keep", cut again and again, also while the kept tokens are on their way: nothing is ever withdrawn."""
+    chance = random.Random(seed)
+    guess_well(monkeypatch, IDS[0].tolist() + lab.world.answer(length=TOKENS), 0.5, seed)
+    generation = lab.generate(policy="keep", patience=30.0)
+    transcript, offline = Transcript(), {}
+    strikes = sorted(chance.sample(range(3, 60), 4), reverse=True)
+    for number, event in enumerate(generation):
+        assert not isinstance(event, Withdrawn)
+        transcript.add(event)
+        if isinstance(event, Token) and event.state == "provisional":
+            offline[event.position] = event.token
+        if strikes and number >= strikes[-1]:
+            strikes.pop()
+            strike(lab, chance.choice(FAULTS))
+    assert len(transcript.tokens) == TOKENS
+    assert all(transcript.tokens[position] == token for position, token in offline.items())
+    assert generation.final[IDS.shape[1] :] == transcript.tokens
+    assert isinstance(event, Finished)
+    assert event.exact == ("kept" not in transcript.states)
+    # every token that is called the target's is its greedy choice after all that stands before it
+    with torch.no_grad():
+        choices = lab.world.target(torch.tensor([generation.final])).logits[0].argmax(-1).tolist()
+    for index, (token, state) in enumerate(zip(transcript.tokens, transcript.states, strict=True)):
+        if state == "verified":
+            assert token == choices[IDS.shape[1] - 1 + index]
