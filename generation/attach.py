@@ -147,7 +147,7 @@ def _source_for(target: PreTrainedModel, assistant: Any) -> tuple[DraftSource, M
 
 
 def _generate(
-    self: PreTrainedModel,
+    self: Any,
     inputs: torch.Tensor | None = None,
     generation_config: GenerationConfig | None = None,
     *args: Any,
@@ -166,10 +166,10 @@ def _generate(
     return generate_with(*found, assistant, self, inputs, generation_config, *args, **kwargs)
 
 
-def _get_candidate_generator(self: PreTrainedModel, *args: Any, **kwargs: Any) -> CandidateGenerator:
+def _get_candidate_generator(self: Any, *args: Any, **kwargs: Any) -> CandidateGenerator:
     """For transformers' own assisted loop: a chain of drafts from an attached drafter, or what it would have used."""
     attachment = vars(self)[_ATTRIBUTE]
-    assistant = kwargs.get("assistant_model")
+    assistant: Any = kwargs.get("assistant_model")
     found = None if assistant is None else _source_for(self, assistant)
     if found is not None and isinstance(found[0], MoASource):
         config = kwargs["generation_config"]

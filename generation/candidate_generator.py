@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
-from transformers.cache_utils import Cache, StaticLayer
+from transformers.cache_utils import StaticLayer
 from transformers.generation import CandidateGenerator
-from transformers.utils import ModelOutput
 
-from ..modeling_moa import MoADrafterForCausalLM
+from .drafter import Drafter
 from .moa_source import MoASession
 from .options import DraftOptions
 from .sources import DraftPlan, Verified
@@ -22,9 +21,7 @@ from .sources import DraftPlan, Verified
 class _StatesOfLastTokens:
     """What the stock loop leaves of the target's states: a cache cropped to the verified text, uncut hidden states."""
 
-    def __init__(
-        self, cache: Cache, count: int, length: int, hidden_states: tuple[torch.Tensor, ...] | None, padding: int
-    ):
+    def __init__(self, cache: Any, count: int, length: int, hidden_states: Any, padding: int):
         self.cache, self.count, self.length = cache, count, length
         self.hidden_states, self.padding = hidden_states, padding
 
@@ -61,7 +58,7 @@ class MoACandidateGenerator(CandidateGenerator):
     def __init__(
         self,
         target: PreTrainedModel,
-        drafter: MoADrafterForCausalLM,
+        drafter: Drafter,
         generation_config: GenerationConfig,
         options: DraftOptions,
         model_kwargs: dict[str, Any],
@@ -78,11 +75,11 @@ class MoACandidateGenerator(CandidateGenerator):
             self.model_kwargs_overrides["output_hidden_states"] = True if asked else list(self.session.hidden_states)
         self.seen = 0  # slots of the cache that the session knows
 
-    def get_candidates(
+    def get_candidates(  # type: ignore[override]  # the loop passes these to generators that require model outputs
         self,
         input_ids: torch.Tensor,
         model_kwargs: dict[str, Any],
-        model_outputs: ModelOutput | None,
+        model_outputs: Any,
         is_first_iteration: bool,
         n_last_matches: int,
         **kwargs: Any,
@@ -107,12 +104,11 @@ class MoACandidateGenerator(CandidateGenerator):
             return input_ids, None
         if self.temperature is None:
             plan = DraftPlan(levels, nodes=levels, confidence=self.options.assistant_confidence_threshold)
-            draft = self.session.draft(plan)[0]
-            tokens, logits = draft.tokens, None
+            drafts, logits = self.session.draft(plan)[0].tokens, None
         else:
-            tokens, columns = self.session.sample_chain(levels, self.temperature)
+            drafts, columns = self.session.sample_chain(levels, self.temperature)
             logits = self._over_vocabulary(columns)
-        drafted = torch.tensor([tokens], dtype=input_ids.dtype, device=input_ids.device)
+        drafted = torch.tensor([drafts], dtype=input_ids.dtype, device=input_ids.device)
         return torch.cat([input_ids, drafted], dim=1), logits
 
     def _over_vocabulary(self, columns: torch.Tensor) -> torch.Tensor:

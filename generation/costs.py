@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+from transformers import DynamicCache, GenerationConfig
 
 from .backlog import Backlog
 from .draft import Draft
@@ -84,8 +84,8 @@ class Costs:
         }
 
 
-def measure_costs(target: PreTrainedModel, source: DraftSource) -> Costs:
-    """Times target passes and drafts on a scratch cache. Takes about forty target steps.
+def measure_costs(target: Any, source: DraftSource) -> Costs:
+    """Times passes of a target, a `PreTrainedModel`, and drafts, on a scratch cache. Takes about forty target steps.
 
     Touches neither the random state nor anything of a call in progress.
     """

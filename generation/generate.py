@@ -30,7 +30,7 @@ def generate(
     inputs: torch.Tensor | None = None,
     generation_config: GenerationConfig | None = None,
     *args: Any,
-    model: PreTrainedModel,
+    model: Any,
     assistant_model: Any = None,
     **kwargs: Any,
 ) -> Any:
@@ -64,7 +64,7 @@ def generate_with(
     source: DraftSource,
     memory: Memory,
     assistant: Any,
-    target: PreTrainedModel,
+    target: Any,
     inputs: torch.Tensor | None,
     generation_config: GenerationConfig | None,
     *args: Any,

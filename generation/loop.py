@@ -67,7 +67,7 @@ class _Call:
     def __init__(
         self,
         decoding: AssistedDecoding,
-        model: PreTrainedModel,
+        model: Any,
         input_ids: torch.Tensor,
         processors: LogitsProcessorList,
         criteria: StoppingCriteriaList,
@@ -183,7 +183,7 @@ class _Call:
             hidden: tuple[torch.Tensor, ...] = ()
             if outputs.hidden_states is not None:
                 kept = [0] + [1 + node for node in path]
-                states = tuple(None if h is None else h[i, kept] for h in outputs.hidden_states)
+                states: Any = tuple(None if h is None else h[i, kept] for h in outputs.hidden_states)
                 self.returned.add_hidden(self.active[i], states)
                 hidden = tuple(states[index] for index in self.session.hidden_states)
             self.backlog.add(i, run, starts[i], list(range(positions[i], positions[i] + len(run))), hidden)

@@ -44,12 +44,14 @@ class MoASession:
         config = drafter.config
         self.drafter = drafter
         self.rows = rows
-        self.hidden_states = () if config.memory_hidden_state == "none" else (config.target_num_hidden_layers,)
+        self.hidden_states: tuple[int, ...] = (
+            () if config.memory_hidden_state == "none" else (config.target_num_hidden_layers,)
+        )
         self.lsa_layers = config.lsa_layers
         last = config.target_num_hidden_layers
         self.tail_layers = range(last - config.target_layer_inference, last)
         self.newest: Any = None  # what the drafter last made of verified tokens
-        self.base: int | None = None  # first slot of the target's cache that the context covers
+        self.base: Any = None  # first slot of the target's cache that the context covers
         self.lengths = [0] * rows
         self.self_attention = _Growing()
         self.cross_attention = _Growing()

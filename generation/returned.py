@@ -6,7 +6,6 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.generation import GenerateDecoderOnlyOutput
-from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.output_capturing import selected_hidden_states
 
 from .verify import Row
@@ -35,20 +34,20 @@ class Returned:
         count = model.config.get_text_config(decoder=True).num_hidden_layers + 1
         self._named = None if named is None else {index % count for index in named if -count <= index < count}
 
-    def prefill(self, outputs: CausalLMOutputWithPast) -> None:
+    def prefill(self, outputs: Any) -> None:
         if self.hidden:
             self._first_hidden = self._visible(outputs.hidden_states)
         if self.attentions:
             self._attentions.append(outputs.attentions)
 
-    def add_hidden(self, row: int, states: Layers) -> None:
+    def add_hidden(self, row: int, states: Any) -> None:
         """Hidden states of the tokens run for one row, (n, E) per layer, one step of the result each."""
         if self.hidden:
             count = next(h for h in states if h is not None).shape[0]
             for i in range(count):
                 self._hidden[row].append(self._visible(tuple(None if h is None else h[i][None, None] for h in states)))
 
-    def add_attentions(self, attentions: Layers, before: int, count: int) -> None:
+    def add_attentions(self, attentions: Any, before: int, count: int) -> None:
         """Of a chain in a single row: (1, heads, Q, before + Q) per layer; the first `count` queries were kept."""
         for i in range(count if self.attentions else 0):
             self._attentions.append(tuple(a[:, :, i : i + 1, : before + i + 1] for a in attentions))
@@ -69,17 +68,18 @@ class Returned:
         if self.hidden:
             steps = range(max(map(len, self._hidden)))
             hidden = (self._first_hidden, *(_side_by_side(self._hidden, step) for step in steps))
-        return GenerateDecoderOnlyOutput(
-            sequences=sequences,
-            scores=_stacked([row.scores for row in rows]) if self.scores else None,
-            logits=_stacked([row.logits for row in rows]) if self.logits else None,
-            attentions=tuple(self._attentions) if self.attentions else None,
-            hidden_states=hidden,
-            cache=cache,
-        )
+        everything: dict[str, Any] = {
+            "sequences": sequences,
+            "scores": _stacked([row.scores for row in rows]) if self.scores else None,
+            "logits": _stacked([row.logits for row in rows]) if self.logits else None,
+            "attentions": tuple(self._attentions) if self.attentions else None,
+            "hidden_states": hidden,
+            "cache": cache,
+        }
+        return GenerateDecoderOnlyOutput(**everything)
 
 
-def _stacked(rows: list[tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
+def _stacked(rows: list[Any]) -> tuple[torch.Tensor, ...]:
     """Per step (B, V)."""
     longest = max(rows, key=len)
     return tuple(
@@ -88,7 +88,7 @@ def _stacked(rows: list[tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
     )
 
 
-def _side_by_side(rows: list[list[Layers]], step: int) -> Layers:
+def _side_by_side(rows: list[list[Any]], step: int) -> Layers:
     """Hidden states of one step, (B, 1, E) per layer."""
     layers: list[torch.Tensor | None] = []
     for layer, like in enumerate(max(rows, key=len)[step]):

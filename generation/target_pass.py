@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer, StaticLayer
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .draft import Draft
 
@@ -24,6 +23,7 @@ class TargetPass:
 
     Args:
         input_ids: (B, P) the prompt, left-padded.
+        model: the target, a `PreTrainedModel`.
         model_kwargs: as `generate` prepared them, with the cache.
         hidden_states: indices of hidden states that a source reads.
         keep_rows: the cache must hold all rows in the end, finished ones too.
@@ -40,7 +40,7 @@ class TargetPass:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: Any,
         input_ids: torch.Tensor,
         model_kwargs: dict[str, Any],
         generation_config: GenerationConfig,
@@ -50,7 +50,7 @@ class TargetPass:
         self.model = model
         self.config = generation_config
         self.kwargs = dict(model_kwargs)
-        self.cache: Cache = self.kwargs.pop("cache")
+        self.cache: Any = self.kwargs.pop("cache")
         self.rows = input_ids.shape[0]
         self.device = input_ids.device
         self.reason = masked_pass_unavailable(model, self.cache)
@@ -82,13 +82,16 @@ class TargetPass:
 
     # -- passes --------------------------------------------------------------------------------------------------------
 
-    def prefill(self, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> CausalLMOutputWithPast:
+    def prefill(self, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> Any:
         """Runs the prompt. Logits are those of the last position only, (B, 1, V)."""
         self.cache.activate_past_recording()
         kwargs = dict(model_kwargs)
         if self.wanted:
             kwargs["output_hidden_states"] = self.kwargs["output_hidden_states"]
         outputs = self.model._prefill(input_ids, self.config, kwargs)
+        if outputs.cache is not self.cache:  # some models begin a cache of their own when a prompt is long
+            self.cache = outputs.cache
+            self.cache.activate_past_recording()
         self.length = self.prompt_slots = int(self.cache.get_seq_length())
         self.lengths = [self.length] * self.rows
         return outputs
@@ -102,7 +105,7 @@ class TargetPass:
             self.valid = torch.zeros(self.rows, self.prompt_slots + 256, dtype=torch.bool, device=self.device)
             self.valid[:, : self.prompt_slots] = True if self.mask_2d is None else self.mask_2d.bool()
 
-    def run(self, bonus: list[int], drafts: list[Draft]) -> CausalLMOutputWithPast:
+    def run(self, bonus: list[int], drafts: list[Draft]) -> Any:
         """Runs the bonus tokens and the drafts that follow them.
 
         Returns:
@@ -117,7 +120,7 @@ class TargetPass:
         """Position in the text of a row's bonus token."""
         return self.first_positions[row] + self.lengths[row] - self.prompt_slots
 
-    def _ordinary(self, bonus: int, draft: Draft) -> CausalLMOutputWithPast:
+    def _ordinary(self, bonus: int, draft: Draft) -> Any:
         tokens = torch.tensor([[bonus, *draft.tokens]], device=self.device)
         first = self.position(0)
         positions = torch.arange(first, first + self.queries, device=self.device)[None]
@@ -132,7 +135,7 @@ class TargetPass:
         outputs = self.model(**inputs, return_dict=True)
         return outputs
 
-    def _masked(self, bonus: list[int], drafts: list[Draft]) -> CausalLMOutputWithPast:
+    def _masked(self, bonus: list[int], drafts: list[Draft]) -> Any:
         queries, length = self.queries, self.length
         dtype = self.model.dtype
         padded = [
@@ -266,9 +269,10 @@ class TargetPass:
     def whole_layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of one layer for all slots in use."""
         layer = self.cache.layers[index]
-        if isinstance(layer, StaticLayer):
-            return layer.keys[:, :, : self.length], layer.values[:, :, : self.length]
-        return layer.keys, layer.values
+        keys, values = layer.keys, layer.values
+        if isinstance(layer, StaticLayer):  # room for the whole text from the start
+            keys, values = keys[:, :, : self.length], values[:, :, : self.length]
+        return keys, values
 
 
 def _ancestors(draft: Draft, size: int) -> torch.Tensor:
@@ -293,13 +297,14 @@ def context_limit(config: PreTrainedConfig, prompt_length: int, max_length: int)
     config = config.get_text_config(decoder=True)
     limit = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") in ("dynamic", "longrope"):
-        limit = rope.get("original_max_position_embeddings") or limit
-        if rope["rope_type"] == "longrope" and prompt_length <= limit < max_length:
-            raise ValueError(
-                f"This target changes its rotary embeddings at {limit} tokens, and computes everything anew when a "
-                f"text grows past that. With a drafter, keep max_length at {limit} or below."
-            )
+    switch = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+    if rope.get("rope_type") == "dynamic":
+        return switch or limit
+    if rope.get("rope_type") == "longrope" and switch and prompt_length <= switch < max_length:
+        raise ValueError(
+            f"This target changes its rotary embeddings at {switch} tokens, and computes everything anew when a text "
+            f"grows past that. With a drafter, keep max_length at {switch} or below."
+        )
     return limit
 
 

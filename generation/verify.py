@@ -29,7 +29,7 @@ class Row:
     Args:
         input_ids: (1, P) the prompt, padding included.
         capacity: the most tokens the sequence will have.
-        processors, criteria: as `generate` made them, called with this row alone.
+        processors, criteria: the lists that `generate` made, called with this row alone.
         do_sample: sample, or take the best.
         keep_scores, keep_logits: whether the processed scores and the raw logits of each token are to be returned.
         put: called with every new token, (1,).
@@ -40,7 +40,7 @@ class Row:
         self,
         input_ids: torch.Tensor,
         capacity: int,
-        processors: LogitsProcessorList,
+        processors: Any,
         criteria: StoppingCriteriaList,
         do_sample: bool,
         keep_scores: bool,
@@ -70,7 +70,7 @@ class Row:
         """Whether the next token is the best raw logit, so that all nodes of a draft can be decided at once."""
         return not self.do_sample and not self.processors and self.scores is None and self.logits is None
 
-    def write(self, logits: torch.Tensor | None, token: int | None = None) -> int:
+    def write(self, logits: Any, token: int | None = None) -> int:
         """Chooses, writes and returns the next token, from logits (1, V) or as decided before."""
         if token is None:
             raw = logits.to(dtype=torch.float32, device=self.ids.device, copy=True)
@@ -144,14 +144,15 @@ def processors_for_row(processors: LogitsProcessorList, row: int, copies: int = 
             mine.append(PrefixConstrainedLogitsProcessor(allowed, 1))
             continue
         try:
-            own = copy.deepcopy(processor)
+            own: Any = copy.deepcopy(processor)
         except (TypeError, RuntimeError) as error:
             raise ValueError(
                 f"{type(processor).__name__} cannot be copied, and with several rows and a drafter each row needs its "
                 f"own: pass one prompt at a time. Cause: {error}"
             ) from error
         if isinstance(own, EncoderRepetitionPenaltyLogitsProcessor):
-            own.encoder_input_ids = own.encoder_input_ids[row // copies : row // copies + 1]
+            prompt: Any = own.encoder_input_ids[row // copies : row // copies + 1]
+            own.encoder_input_ids = prompt
         elif isinstance(own, RepetitionPenaltyLogitsProcessor) and isinstance(own.prompt_ignore_length, torch.Tensor):
             own.prompt_ignore_length = own.prompt_ignore_length[row : row + 1]
         elif isinstance(own, EncoderNoRepeatNGramLogitsProcessor):

@@ -401,12 +401,17 @@ def test_rotary_embeddings_that_depend_on_the_length() -> None:
     found = target.generate(ids, max_new_tokens=NEW, do_sample=False, assistant_model=assistant, **TREE)
     assert torch.equal(found, plain)
     factors = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "rope_theta": 10000.0}
-    target = tiny_target("phi3", rope_parameters=factors | {"original_max_position_embeddings": 24})
+    target = tiny_target("phi3", rope_parameters=factors, original_max_position_embeddings=24)
     moa_spec.attach(target, drafter := tiny_drafter(target))
     call = {"do_sample": False, "assistant_model": drafter}
     assert torch.equal(
         target.generate(ids, max_length=24, **call), target.generate(ids, max_length=24, do_sample=False)
     )
+    ids = prompt(30)  # past the change from the start
+    assert torch.equal(
+        target.generate(ids, max_length=50, **call), target.generate(ids, max_length=50, do_sample=False)
+    )
+    ids = ids[:, :10]
     with pytest.raises(ValueError, match="keep max_length at 24"):
         target.generate(ids, max_length=40, **call)
 
