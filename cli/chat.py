@@ -115,7 +115,8 @@ def answer(
     """Writes one answer, shows it as it comes, and returns it."""
     prompt: Any = messages[-1]["content"]
     if tokenizer.chat_template:
-        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+        encoded: Any = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+        prompt = encoded["input_ids"]
     generation = client.generate(
         prompt,
         max_new_tokens=args.max_new_tokens,
@@ -152,7 +153,7 @@ class Screen:
 
     @property
     def text(self) -> str:
-        return self.tokenizer.decode(self.transcript.tokens, skip_special_tokens=True)
+        return str(self.tokenizer.decode(self.transcript.tokens, skip_special_tokens=True))
 
     def show(self, event: Any) -> None:
         from ..serving.events import Finished, LineState, Token, Withdrawn

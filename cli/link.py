@@ -35,9 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     from ..serving.link import CUTS, Link
 
-    with Link(*args.to, args.profile, args.seed, *args.listen) as link:
-        host, port = args.listen[0], link.port
-        print(f"{host}:{port} leads to {args.to[0]}:{args.to[1]} over {args.profile}; Ctrl-C ends it", flush=True)
+    (to_host, to_port), (host, port) = args.to, args.listen
+    with Link(to_host, to_port, args.profile, args.seed, host, port) as link:
+        print(f"{host}:{link.port} leads to {to_host}:{to_port} over {args.profile}; Ctrl-C ends it", flush=True)
         try:
             for line in sys.stdin:
                 word = line.strip()

@@ -12,7 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -33,6 +33,7 @@ from .line import (
     Line,
     Ready,
     Refusal,
+    Said,
     ServerRefused,
     ServerUnavailable,
     Trying,
@@ -45,7 +46,6 @@ from .messages import (
     Adopt,
     Bye,
     Committed,
-    FromServer,
     Hello,
     Memory,
     MemoryFormat,
@@ -173,7 +173,7 @@ class MoAClient:
                 raise ValueError("A prompt that is text needs a tokenizer: give the client one, or pass token ids")
             if self.tokenizer.chat_template:
                 message = [{"role": "user", "content": prompt}]
-                ids = self.tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True)
+                ids: Any = self.tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True)
                 tokens = list(ids["input_ids"])
             else:
                 tokens = list(self.tokenizer(prompt)["input_ids"])
@@ -351,7 +351,7 @@ class ClientGeneration:
         else:
             yield from self._message(arrived)
 
-    def _message(self, message: FromServer) -> Iterator[Event]:
+    def _message(self, message: Said) -> Iterator[Event]:
         if isinstance(message, Welcome):
             if self.welcome is not None and message.session != self.welcome.session:
                 self.adopting = None
@@ -431,23 +431,26 @@ class ClientGeneration:
         adopting = list(self.provisional) if self.policy == "keep" else []
         message: Verify | Adopt
         levels = 0
-        session, base = self.welcome.session, len(self.final)
+        connection, welcome = self.connection, self.welcome
+        assert connection is not None, "rounds begin once the line is ready"
+        assert welcome is not None
+        session, base = welcome.session, len(self.final)
         if adopting:
             message = Adopt(session, self.round + 1, base, self.digest.digest(), adopting)
             self.adopting = (message.round, adopting)
         else:
-            draft = self._draft()
+            draft = self._draft(welcome)
             parents = [] if draft.is_chain else draft.parents
             message = Verify(session, self.round + 1, base, self.digest.digest(), draft.tokens, parents)
             levels = max(draft.depths, default=0)
         frame = encode(message)
         asked = time.monotonic()
         try:
-            self.connection.send(frame)
+            connection.send(frame)
             self.bytes_up += len(frame)
             reply = None
             while reply is None or self.memory.held < min(reply.held, len(self.final)):
-                answer = receive(self.connection, self.length.patience(self.client.address.cut_after))
+                answer = receive(connection, self.length.patience(self.client.address.cut_after))
                 if isinstance(answer, Committed):
                     if answer.round != message.round or answer.base != base:
                         raise ProtocolError("an answer to another round")
@@ -474,17 +477,17 @@ class ClientGeneration:
         self.kept += len(tokens)
         self._append(tokens)
 
-    def _draft(self) -> Draft:
+    def _draft(self, welcome: Welcome) -> Draft:
         """What was written alone, if anything was; else what the drafter makes of its memory."""
         room = self.max_length - len(self.final) - 1
-        depth = min(room, self.welcome.max_depth)
+        depth = min(room, welcome.max_depth)
         if self.provisional:
-            return Draft.chain(self.provisional[: min(depth, self.welcome.max_nodes)])
+            return Draft.chain(self.provisional[: min(depth, welcome.max_nodes)])
         levels = self.length.choose(min(self.plan.levels, depth)) if depth > 0 else 0
         if levels < 1:
             return Draft()
-        breadth = self.plan.breadth if self.welcome.trees else 1
-        nodes = min(self.plan.nodes, self.welcome.max_nodes)
+        breadth = self.plan.breadth if welcome.trees else 1
+        nodes = min(self.plan.nodes, welcome.max_nodes)
         self.memory.follow(self.final[-1])
         with torch.no_grad():
             return self.memory.draft(DraftPlan(levels, breadth, nodes))[0]

@@ -32,6 +32,7 @@ from .messages import (
     Message,
     PrefixDigest,
     ProtocolError,
+    Reason,
     Refused,
     Verify,
     Welcome,
@@ -50,7 +51,7 @@ SEND_SECONDS = 30.0
 class Refusal(Exception):
     """This connection ends here, and the client is told why."""
 
-    def __init__(self, reason: str, message: str, retry_after: float | None = None):
+    def __init__(self, reason: Reason, message: str, retry_after: float | None = None):
         super().__init__(message)
         self.refused = Refused(reason, message[:500], retry_after)
 

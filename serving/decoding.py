@@ -20,7 +20,7 @@ from ..generation.target_pass import TargetPass, masked_pass_unavailable
 from ..generation.verify import Row, judge
 from ..modeling_moa import MoADrafterForCausalLM
 from .choosing import processors
-from .messages import PrefixDigest, Sampling
+from .messages import Ending, PrefixDigest, Sampling
 
 READ_AT_ONCE = 256  # prompt tokens per step; other sessions get their turn in between
 
@@ -91,7 +91,7 @@ class RemoteText:
     ):
         self.target, self.tokens, self.max_length, self.eos = target, list(tokens), max_length, set(eos)
         self.digest = PrefixDigest(tokens)
-        self.device = target.get_input_embeddings().weight.device
+        self.device = target.device
         text_config = target.config.get_text_config(decoder=True)
         self.vocab_size = target.get_input_embeddings().num_embeddings
         self.context = getattr(text_config, "max_position_embeddings", None)
@@ -113,7 +113,7 @@ class RemoteText:
         self.passes: TargetPass | None = None  # once it has been read
 
     @property
-    def finished(self) -> str | None:
+    def finished(self) -> Ending | None:
         if not self.row.finished:
             return None
         return "eos" if self.tokens[-1] in self.eos else "length"

@@ -22,12 +22,13 @@ class DraftLength:
 
     def choose(self, most: int) -> int:
         """Levels to draft, from 1 to `most`; all of them before anything was measured."""
-        if self.round_trip is None:
+        round_trip = self.round_trip
+        if round_trip is None:
             return most
         a = self.acceptance
 
         def rate(levels: int) -> float:
-            return (1 - a ** (levels + 1)) / (1 - a) / (self.round_trip + levels * self.level)
+            return (1 - a ** (levels + 1)) / (1 - a) / (round_trip + levels * self.level)
 
         return max(range(1, most + 1), key=rate, default=0)
 

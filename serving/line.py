@@ -22,7 +22,6 @@ from .messages import (
     PATH,
     SESSION_HEADER,
     Committed,
-    FromServer,
     Hello,
     Memory,
     ProtocolError,
@@ -123,7 +122,8 @@ class Failed:
     error: ServerRefused
 
 
-Arrived = Welcome | Working | Committed | Memory | Ready | Trying | Failed
+Said = Welcome | Working | Committed | Memory
+Arrived = Said | Ready | Trying | Failed
 
 
 class Line:
@@ -155,7 +155,8 @@ class Line:
     def _run(self) -> None:
         wait = FIRST_WAIT
         while not self._given_up.is_set():
-            hint = None
+            hint: float | None = None
+            error: Exception
             try:
                 connection = self._open()
                 try:
@@ -215,7 +216,7 @@ class Line:
                 held = message.start + message.count
 
 
-def receive(connection: ClientConnection, seconds: float) -> FromServer:
+def receive(connection: ClientConnection, seconds: float) -> Said:
     """The next message.
 
     Raises:

@@ -25,6 +25,8 @@ RoundNumber = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Tokens = Annotated[list[TokenId], Meta(max_length=MAX_TOKENS)]
 SessionName = Annotated[str, Meta(min_length=16, max_length=64, pattern="^[A-Za-z0-9_-]+$")]
 PrefixHash = Annotated[bytes, Meta(min_length=8, max_length=8)]
+Reason = Literal["version", "drafter", "invalid", "busy", "leaving", "session"]
+Ending = Literal["eos", "length"]
 MemoryFormat = Literal["int8", "bfloat16", "float32"]
 
 
@@ -168,7 +170,7 @@ class Committed(Message, frozen=True, tag="committed"):
     tokens: Tokens
     accepted: Count
     held: Count
-    finished: Literal["eos", "length"] | None = None
+    finished: Ending | None = None
     seconds: Annotated[float, Meta(ge=0)] = 0.0
 
 
@@ -188,7 +190,7 @@ class Refused(Message, frozen=True, tag="refused"):
             `retry_after` seconds. "session": begin again with `Hello`, which finds or rebuilds the session.
     """
 
-    reason: Literal["version", "drafter", "invalid", "busy", "leaving", "session"]
+    reason: Reason
     message: Annotated[str, Meta(max_length=500)]
     retry_after: Annotated[float, Meta(ge=0, le=3600)] | None = None
 

@@ -1,5 +1,6 @@
 """What a server counts, in the text format that Prometheus reads. Knows nothing of what is counted."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 _BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)  # seconds
@@ -34,7 +35,7 @@ class Metrics:
         self._latency_sum += seconds
         self._latency[sum(seconds > bound for bound in _BOUNDS)] += 1
 
-    def text(self, gauges: dict[str, float]) -> str:
+    def text(self, gauges: Mapping[str, float]) -> str:
         """All of it; `gauges` are current values by name."""
         lines: list[str] = []
         for name, gauge in gauges.items():
