@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
-from .decode_tab import add_decode_tab
+from ..serving.decoding import unservable
+from .decode_tab import MODEL, add_decode_tab
+from .line_tab import add_line_tab
 from .results_tab import FOLDER, add_results_tab
 from .stops import Stops
 
@@ -41,20 +43,22 @@ def build(
         results: the folder with result files of `moa bench`.
     """
     stops = Stops()
+    enders: list[Callable[[str], Any]] = [stops.stop]
     with gr.Blocks(title="moa-spec", analytics_enabled=False) as app:
         gr.HTML(f"<style>{_STYLE.read_text(encoding='utf-8')}</style>")  # here, so that any launch() has it
         gr.Markdown(_INTRODUCTION)
         with gr.Tab("Decode"):
             add_decode_tab(target, tokenizer, drafter, stops, gpu)
+        if gpu is None and unservable(target) is None:  # a borrowed GPU is not there between two calls
+            with gr.Tab("Client and server"):
+                enders.append(add_line_tab(target, tokenizer, drafter, MODEL))
         with gr.Tab("Results"):
             add_results_tab(app, results)
-        app.unload(_leave(stops))
+
+        def leave(request: gr.Request) -> None:
+            """Somebody closed the page: nobody waits for what is still being decoded."""
+            for end in enders:
+                end(request.session_hash or "")
+
+        app.unload(leave)
     return app.queue(default_concurrency_limit=8)
-
-
-def _leave(stops: Stops) -> Callable[[gr.Request], None]:
-    def leave(request: gr.Request) -> None:
-        """Somebody closed the page: nobody waits for what is still being decoded."""
-        stops.stop(request.session_hash or "")
-
-    return leave

@@ -13,7 +13,7 @@ from . import views
 from .comparison import Comparison, compare
 from .decoding import MOST_NEW_TOKENS, BadRequest, Request
 from .examples import EXAMPLES
-from .marks import legend
+from .marks import MarkedText, legend
 from .stops import Stops
 
 if TYPE_CHECKING:
@@ -61,9 +61,7 @@ def add_decode_tab(
             with gr.Row():
                 run_button = gr.Button("Run", variant="primary")
                 stop_button = gr.Button("Stop", variant="stop", interactive=False)
-    status = gr.HTML(
-        "", label="Status", html_template='<div role="status" aria-live="polite" class="moa">${value}</div>'
-    )
+    status = gr.HTML("", label="Status", html_template=views.LIVE_REGION)
     gr.HTML(legend())
     figures = gr.HTML(label="Both clocks")
     with gr.Row():
@@ -108,12 +106,14 @@ def add_decode_tab(
         result = None
         try:
             wanted = Request(prompt or "", int(length), temperature, shape, int(levels), bool(lookup))
+            written = {"drafted": MarkedText(tokenizer), "plain": MarkedText(tokenizer)}
             for result in models(wanted, session):
-                # what stands still is not sent again
-                still = result.drafted.finished and result.plain.seconds > 0
-                sides = [] if still else [(drafted_text, result.drafted)]
-                sides += [(plain_text, result.plain)] if result.drafted.finished else []
-                shown = {component: views.text_html(side, tokenizer) for component, side in sides}
+                shown = {}
+                if not (result.drafted.finished and result.plain.seconds):  # what stands still is not sent again
+                    text = views.catch_up(written["drafted"], result.drafted)
+                    shown[drafted_text] = views.text_html(text, "drafted")
+                if result.drafted.finished:
+                    shown[plain_text] = views.text_html(views.catch_up(written["plain"], result.plain), "plain")
                 yield shown | {figures: views.figures_html(result), status: views.verdict(result)}
         except BadRequest as error:
             yield {status: views.error_html(str(error))}
@@ -128,7 +128,6 @@ def add_decode_tab(
             return
         rounds = len(result.rounds)
         yield {
-            drafted_text: views.text_html(result.drafted, tokenizer),
             state: result,
             details: gr.update(visible=True),
             number: gr.update(value=1, maximum=max(2, rounds), interactive=rounds > 1),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from ..generation.trace import GenerationTrace, NodeTrace, RoundTrace
 
-Kind = Literal["accepted", "lookup", "own", "rejected"]
+Kind = Literal["accepted", "lookup", "own", "rejected", "verified", "provisional", "confirmed", "withdrawn"]
 
 KINDS: dict[Kind, str] = {
     "accepted": "drafted and accepted",
@@ -23,6 +23,14 @@ KINDS: dict[Kind, str] = {
     "own": "the target's own",
     "rejected": "drafted and thrown away",
 }
+LINE_KINDS: dict[Kind, str] = {
+    "verified": "chosen by the target",
+    "provisional": "written alone while the line is cut: provisional",
+    "confirmed": "written alone, then confirmed by the target",
+    "withdrawn": "written alone, then withdrawn",
+}
+GONE = ("rejected", "withdrawn")
+"""Kinds that are not part of the text."""
 SHOWN_BRANCHES = 2
 """Thrown-away branches of one round that stand in the text; the picture of the round has all of them."""
 
@@ -78,11 +86,21 @@ class MarkedText:
             self._append_rejected([entry.nodes[index] for index in path])
         self.add_own(entry.tokens[len(accepted) :], self.rounds)
 
+    def add(self, token: int, kind: Kind) -> None:
+        """One token of a text that is written over a line."""
+        self._append(token, kind, self.rounds)
+
+    def add_withdrawn(self, tokens: list[int]) -> None:
+        """Tokens that stood here and were taken back."""
+        for index, token in enumerate(tokens):
+            text = text_after(self.tokenizer, self.token_ids + tokens[:index], token)
+            self.marks.append(Mark(text, "withdrawn", token, self.rounds))
+
     def finish(self) -> None:
         """Shows what is left of a last character that never became complete."""
         rest = self._decode(self.token_ids)[len(self._shown) :]
         if rest and self.marks:
-            index = max(i for i, mark in enumerate(self.marks) if mark.kind != "rejected")
+            index = max(i for i, mark in enumerate(self.marks) if mark.kind not in GONE)
             last = self.marks[index]
             self.marks[index] = Mark(
                 last.text + rest, last.kind, last.token, last.round, last.special, last.probability
@@ -153,7 +171,6 @@ def rejected_branches(nodes: list["NodeTrace"]) -> list[list[int]]:
 
 # -- as HTML -----------------------------------------------------------------------------------------------------------
 
-_ELEMENTS: dict[Kind, str] = {"accepted": "span", "lookup": "span", "own": "span", "rejected": "del"}
 _SPACES = {" ": '<span class="moa-space"> </span>', "\t": '<span class="moa-tab">\t</span>'}
 _BREAK = '<span class="moa-break"></span>'
 
@@ -169,25 +186,30 @@ def _render(mark: Mark) -> str:
         inner = f'<span class="moa-special">{html.escape(mark.special)}</span>'
     if not inner:
         return ""
-    where = "prefill" if mark.round == 0 else f"round {mark.round}"
-    title = f"{KINDS[mark.kind]}, {where}"
+    title = LINE_KINDS.get(mark.kind, "")
+    if mark.kind in KINDS:
+        title = f"{KINDS[mark.kind]}, {'prefill' if mark.round == 0 else f'round {mark.round}'}"
     if mark.probability is not None:
         title += f", drafter's probability {mark.probability:.0%}"
-    element = _ELEMENTS[mark.kind]
+    element = _element(mark.kind)
     return f'<{element} class="moa-token moa-{mark.kind}" title="{html.escape(title)}">{inner}</{element}>'
 
 
 def _character(character: str, kind: Kind) -> str:
     if character == "\n":
-        return _BREAK if kind == "rejected" else _BREAK + "\n"
+        return _BREAK if kind in GONE else _BREAK + "\n"
     return _SPACES.get(character) or html.escape(_sign(character))
 
 
-def legend() -> str:
+def _element(kind: Kind) -> str:
+    return "del" if kind in GONE else "span"
+
+
+def legend(kinds: dict[Kind, str] = KINDS) -> str:
     """What the marks mean, in the marks."""
     items = "".join(
-        f'<li><{_ELEMENTS[kind]} class="moa-token moa-{kind}">{html.escape(words)}</{_ELEMENTS[kind]}></li>'
-        for kind, words in KINDS.items()
+        f'<li><{_element(kind)} class="moa-token moa-{kind}">{html.escape(words)}</{_element(kind)}></li>'
+        for kind, words in kinds.items()
     )
     return (
         f'<ul class="moa-legend" aria-label="What the marks mean">{items}'

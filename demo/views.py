@@ -12,20 +12,23 @@ from typing import TYPE_CHECKING, Any
 from .charts import draw_acceptance, draw_lengths, seconds_table
 from .comparison import Comparison
 from .decoding import Progress
-from .marks import MarkedText, render, text_after, visible
+from .marks import GONE, MarkedText, render, text_after, visible
 from .tree_picture import draw
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from .line import OverTheLine
+
 _NOTHING = "-"
+LIVE_REGION = '<div role="status" aria-live="polite" class="moa">${value}</div>'
+"""Gradio's template of a text whose changes screen readers read out."""
 
 
-def marked_text(progress: Progress, tokenizer: "PreTrainedTokenizerBase") -> MarkedText:
-    """The tokens of one side, by who wrote them. Plain decoding has only the target's own."""
-    text = MarkedText(tokenizer)
+def catch_up(text: MarkedText, progress: Progress) -> MarkedText:
+    """Adds to `text` what is new on one side. Plain decoding has only the target's own tokens."""
     if progress.generation is None:
-        text.add_own(progress.token_ids)
+        text.add_own(progress.token_ids[len(text.token_ids) :])
     else:
         text.catch_up(progress.generation)
     if progress.finished:
@@ -33,10 +36,9 @@ def marked_text(progress: Progress, tokenizer: "PreTrainedTokenizerBase") -> Mar
     return text
 
 
-def text_html(progress: Progress, tokenizer: "PreTrainedTokenizerBase") -> str:
-    """The marked text of one side."""
-    name = "moa-drafted" if progress.generation else "moa-plain"
-    return f'<div class="moa {name}">{render(marked_text(progress, tokenizer).marks)}</div>'
+def text_html(text: MarkedText, name: str) -> str:
+    """A marked text. `name` is "drafted", "plain" or "line", for the style sheet."""
+    return f'<div class="moa moa-{name}">{render(text.marks)}</div>'
 
 
 def figures_html(result: Comparison) -> str:
@@ -114,11 +116,11 @@ def round_html(result: Comparison, tokenizer: "PreTrainedTokenizerBase", number:
 
 def as_data(result: Comparison, tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
     """Everything about a comparison, ready for JSON: the answer of the API and the trace to download."""
-    text = marked_text(result.drafted, tokenizer)
+    text = catch_up(MarkedText(tokenizer), result.drafted)
     return {
         "request": asdict(result.request),
         "prompt_tokens": result.prompt_tokens,
-        "text": "".join(mark.text for mark in text.marks if mark.kind != "rejected"),
+        "text": "".join(mark.text for mark in text.marks if mark.kind not in GONE),
         "token_ids": result.drafted.token_ids,
         "marks": [asdict(mark) for mark in text.marks],
         "stopped": result.stopped,
@@ -138,6 +140,59 @@ def download_html(result: Comparison, tokenizer: "PreTrainedTokenizerBase") -> s
         f'<p class="moa"><a download="moa-trace.json" href="data:application/json;base64,{data}">'
         f"Download the trace as JSON ({len(content) / 1000:.0f} kB)</a></p>"
     )
+
+
+# -- over a line -------------------------------------------------------------------------------------------------------
+
+
+def line_status(seen: "OverTheLine") -> str:
+    """Where the text and the line are, in a sentence."""
+    withdrawn = sum(len(tokens) for _, tokens in seen.withdrawn)
+    back = f" The target kept {len(seen.confirmed)} provisional tokens and withdrew {withdrawn}."
+    told = back if seen.confirmed or withdrawn else ""
+    if seen.reason == "offline":
+        return f"The line did not come back: {seen.provisional} tokens stay provisional.{told}"
+    if seen.reason == "stopped":
+        return f"Ended.{told}"
+    if seen.reason is not None:
+        return ("Done, and every token is the target's." if seen.exact else "Done, but not exact.") + told
+    states = {"connecting": "Connecting …", "connected": "Connected.", "offline": "Cut: the phone writes on alone."}
+    return states[seen.line] + told
+
+
+def line_counters(seen: "OverTheLine") -> str:
+    """What went over the line."""
+    rows = [
+        ("tokens", str(len(seen.transcript.tokens))),
+        ("of them provisional", str(seen.provisional)),
+        ("answers of the server (target calls)", str(seen.target_calls)),
+        ("answers while the line was cut", str(seen.calls_while_cut)),
+        ("target calls per 100 final tokens", _number(seen.calls_per_100_tokens)),
+        ("sent to the server", f"{seen.bytes_up / 1000:.1f} kB"),
+        ("received from it", f"{seen.bytes_down / 1000:.1f} kB"),
+        ("clock", f"{seen.seconds:.1f} s"),
+    ]
+    body = "".join(f'<tr><th scope="row">{name}</th><td>{value}</td></tr>' for name, value in rows)
+    return f'<div class="moa moa-scroll"><table class="moa-figures"><tbody>{body}</tbody></table></div>'
+
+
+def line_data(seen: "OverTheLine", tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
+    """Everything about a text over a line, ready for JSON."""
+    text = seen.marks(tokenizer)
+    return {
+        "text": "".join(mark.text for mark in text.marks if mark.kind not in GONE),
+        "token_ids": seen.transcript.tokens,
+        "marks": [asdict(mark) for mark in text.marks],
+        "confirmed": len(seen.confirmed),
+        "withdrawn": [{"position": position, "token_ids": tokens} for position, tokens in seen.withdrawn],
+        "target_calls": seen.target_calls,
+        "calls_while_cut": seen.calls_while_cut,
+        "bytes_up": seen.bytes_up,
+        "bytes_down": seen.bytes_down,
+        "seconds": seen.seconds,
+        "reason": seen.reason,
+        "exact": seen.exact,
+    }
 
 
 def _side(progress: Progress) -> dict[str, Any]:

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from tiny import byte_tokenizer, tiny_drafter, tiny_target
 
-gradio = pytest.importorskip("gradio", reason="gradio is not installed (pip install 'moa-spec[demo]')")
-from gradio_client import Client  # noqa: E402
-from gradio_client.exceptions import AppError  # noqa: E402
+pytest.importorskip("gradio", reason="gradio is not installed (pip install 'moa-spec[demo]')")
+from gradio_client import Client
+from gradio_client.exceptions import AppError
 
-from moa_spec import attach  # noqa: E402
-from moa_spec.demo.app import build  # noqa: E402
-from moa_spec.demo.comparison import compare  # noqa: E402
-from moa_spec.demo.decoding import BadRequest, Request, encode, warm_up, watch  # noqa: E402
-from moa_spec.demo.results_tab import results_html  # noqa: E402
-from moa_spec.demo.stops import Stops  # noqa: E402
-from moa_spec.demo.views import as_data, figures_html, round_html, verdict  # noqa: E402
+from moa_spec import attach
+from moa_spec.demo.app import build
+from moa_spec.demo.comparison import compare
+from moa_spec.demo.decoding import BadRequest, Request, encode, warm_up, watch
+from moa_spec.demo.results_tab import results_html
+from moa_spec.demo.stops import Stops
+from moa_spec.demo.views import as_data, figures_html, round_html, verdict
 
 Models = tuple[Any, Any, Any]
 
@@ -251,5 +251,5 @@ def test_visitors_wait_for_each_other_and_get_their_own(url: str) -> None:
 
 def test_only_the_named_endpoints_are_public(url: str) -> None:
     described = Client(url, verbose=False).view_api(return_format="dict", print_info=False)
-    assert set(described["named_endpoints"]) == {"/decode", "/stop"}
+    assert set(described["named_endpoints"]) == {"/decode", "/line", "/stop"}
     assert described["unnamed_endpoints"] == {}

@@ -1,0 +1,159 @@
+"""One text over a bad line: the real client, server and link emulator in this process, and what a watcher sees.
+
+Knows serving's events and how they add up to counters and marked tokens. Does not know the page. A server, a line and a
+client are made for each text and are gone after it, so visitors share the models and nothing else.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from ..serving.client import ClientGeneration, MoAClient
+from ..serving.events import Confirmed, Event, Finished, LineState, Token, Transcript, Withdrawn
+from ..serving.link import Link
+from ..serving.server import MoAServer, serve_in_thread
+from ..serving.sessions import Limits
+from .marks import MarkedText
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from ..modeling_moa import MoADrafterForCausalLM
+
+_LIMITS = Limits(sessions=1, drain_seconds=0.2)
+_REFRESH_SECONDS = 0.2
+_PATIENCE = 120.0  # seconds that a finished offline text waits for the line
+
+
+@dataclass
+class OverTheLine:
+    """A text being written over a line.
+
+    Attributes:
+        confirmed: positions written offline that the target confirmed.
+        withdrawn: what was taken back: where it stood, and its tokens.
+        calls_while_cut: the server's answers between a cut and the reconnection.
+        line: "connecting", "connected" or "offline".
+        reason: why it ended, None while it goes on; see `serving.events.Finished`.
+    """
+
+    transcript: Transcript = field(default_factory=Transcript)
+    confirmed: set[int] = field(default_factory=set)
+    withdrawn: list[tuple[int, list[int]]] = field(default_factory=list)
+    line: str = "connecting"
+    target_calls: int = 0
+    calls_while_cut: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: float = 0.0
+    reason: str | None = None
+    exact: bool = False
+
+    @property
+    def provisional(self) -> int:
+        return self.transcript.states.count("provisional")
+
+    @property
+    def calls_per_100_tokens(self) -> float | None:
+        """Target calls for every 100 tokens that are final."""
+        final = len(self.transcript.tokens) - self.provisional
+        return 100 * self.target_calls / final if final else None
+
+    def add(self, event: Event) -> None:
+        """Takes in one event."""
+        if isinstance(event, Withdrawn):
+            self.withdrawn.append((event.position, self.transcript.tokens[event.position :]))
+        self.transcript.add(event)
+        if isinstance(event, Confirmed):
+            self.confirmed |= set(range(event.position, event.position + event.count))
+        elif isinstance(event, LineState):
+            self.line = event.state
+        elif isinstance(event, Finished):
+            self.reason, self.exact = event.reason, event.exact
+
+    def marks(self, tokenizer: "PreTrainedTokenizerBase") -> MarkedText:
+        """The text so far; what was withdrawn is struck out where it stood."""
+        text = MarkedText(tokenizer)
+        gone: dict[int, list[list[int]]] = {}
+        for position, tokens in self.withdrawn:
+            gone.setdefault(position, []).append(tokens)
+        for position, (token, state) in enumerate(zip(self.transcript.tokens, self.transcript.states, strict=True)):
+            for tokens in gone.pop(position, []):
+                text.add_withdrawn(tokens)
+            kind = "confirmed" if position in self.confirmed else state
+            text.add(token, "verified" if kind == "kept" else kind)  # type: ignore[arg-type]
+        for tokens in (tokens for position in sorted(gone) for tokens in gone[position]):
+            text.add_withdrawn(tokens)
+        if self.reason is not None:
+            text.finish()
+        return text
+
+
+def write_over_line(
+    target: "PreTrainedModel",
+    drafter: "MoADrafterForCausalLM",
+    tokenizer: "PreTrainedTokenizerBase",
+    prompt: str,
+    profile: str,
+    max_new_tokens: int,
+    *,
+    cut_after: int = 0,
+    reconnect_after: int = 0,
+    began: Callable[[Link, ClientGeneration], None] = lambda link, generation: None,
+) -> Iterator[OverTheLine]:
+    """Writes a greedy answer over an emulated line, and yields how far it is a few times a second.
+
+    Args:
+        profile: of the line, a name in `serving.link.PROFILES`.
+        cut_after: cuts the line by itself after so many tokens; 0: only when somebody calls `link.cut`.
+        reconnect_after: restores such a cut after so many provisional tokens, or when the text is at its end.
+        began: is told the line and the generation, to cut, restore and stop them from other threads.
+
+    Raises:
+        ValueError: the prompt does not fit.
+        WrongTargetError: this target cannot be served.
+    """
+    server = MoAServer(target, drafter, _LIMITS)
+    with serve_in_thread(server) as url:
+        address = urlsplit(url)
+        with Link(str(address.hostname), int(address.port or 0), profile) as link:
+            client = MoAClient(f"ws://127.0.0.1:{link.port}", drafter, tokenizer, cut_after=1.0)
+            generation = client.generate(prompt, max_new_tokens=max_new_tokens, patience=_PATIENCE)
+            began(link, generation)
+            yield from _watch(generation, link, max_new_tokens, cut_after, reconnect_after)
+
+
+def _watch(
+    generation: ClientGeneration, link: Link, most: int, cut_after: int, reconnect_after: int
+) -> Iterator[OverTheLine]:
+    seen = OverTheLine()
+    started = shown = time.monotonic()
+    calls_at_cut: int | None = None
+    cut_by_itself = restored = False
+    try:
+        for event in generation:
+            before = seen.line
+            seen.add(event)
+            now = time.monotonic()
+            seen.target_calls, seen.seconds = generation.target_calls, now - started
+            seen.bytes_up, seen.bytes_down = link.bytes_up, link.bytes_down
+            if seen.line == "offline":
+                if before != "offline":
+                    calls_at_cut = generation.target_calls
+                if calls_at_cut is not None:
+                    seen.calls_while_cut = generation.target_calls - calls_at_cut
+            if cut_after and not cut_by_itself and len(seen.transcript.tokens) >= cut_after:
+                cut_by_itself = True
+                link.cut("refused")
+            if cut_by_itself and not restored and reconnect_after and isinstance(event, Token) and seen.provisional:
+                at_end = len(seen.transcript.tokens) >= most or event.token in generation.eos
+                if at_end or seen.provisional >= reconnect_after:
+                    restored = True
+                    link.restore()
+            if now - shown >= _REFRESH_SECONDS or isinstance(event, (LineState, Withdrawn, Finished)):
+                shown = now
+                yield seen
+    finally:
+        generation.stop()
