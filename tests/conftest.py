@@ -1,4 +1,4 @@
-"""For all tests: pytest must not take the repository's root, which is the package `moa_spec`, for a package of tests."""
+"""For all tests: pytest must not take the root, which is the package `moa_spec`, for a package of tests."""
 
 from pathlib import Path
 
