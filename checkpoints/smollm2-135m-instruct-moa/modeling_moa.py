@@ -300,6 +300,8 @@ class MoADrafterForCausalLM(MoAPreTrainedModel, GenerationMixin):
         self._lent: LentParts | None = None
         if config.standalone:
             self._build_own_copies()
+        # how to draft is kept here; transformers drops our names from a config that it takes for the model's own
+        self.generation_config._from_model_config = False
         self.post_init()
 
     @classmethod
