@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from moa_spec.cli import main
+from moa_spec.hub.answers import FetchedAnswers
+from moa_spec.hub.remote import Pushed
 
 from .training_data import prompts, tiny_chat_target, tiny_tokenizer, write_rows
 
@@ -51,6 +53,36 @@ def test_from_prompts_to_a_drafter(target: Path, tmp_path: Path, capsys: pytest.
     second = tmp_path / "second"
     assert main(["train", "--recipe", str(again), "--data", str(answers), "--output", str(second)]) == 0
     assert json.loads((second / "training_record.json").read_text())["started_from"]["steps"] == 2
+
+
+def test_answers_go_to_the_hub_and_come_back(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """How the commands call the Hub; what the calls do there is tested in test_hub_answers.py."""
+    asked = write_rows(tmp_path / "prompts.jsonl", prompts(8))
+    answers = tmp_path / "answers.jsonl"
+    pushed = {}
+
+    def push(path: Path, repo_id: str, target_name: str, *, licence: str | None) -> Pushed:
+        pushed.update(rows=path.read_text().count("\n"), repo_id=repo_id, target=target_name, licence=licence)
+        return Pushed("https://hub/datasets/me/answers", "abc", True)
+
+    monkeypatch.setattr("moa_spec.hub.push_answers", push)
+    distill = ["distill", "--target", str(target), "--prompts", str(asked), "--output", str(answers)]
+    distill += ["--dtype", "float32", "--max-length", "64", "--max-new-tokens", "16"]
+    assert main([*distill, "--push", "me/answers", "--license", "apache-2.0"]) == 0
+    assert pushed == {"rows": 8, "repo_id": "me/answers", "target": str(target), "licence": "apache-2.0"}
+    assert "https://hub/datasets/me/answers" in capsys.readouterr().out
+
+    fetched = FetchedAnswers(answers, "me/answers", "abc", str(target), "apache-2.0")
+    monkeypatch.setattr("moa_spec.hub.fetch_answers", lambda name: fetched if name == "me/answers" else None)
+    recipe = tmp_path / "recipe.json"
+    settings = {"max_steps": 1, "per_device_train_batch_size": 2, "use_cpu": True}
+    recipe.write_text(json.dumps({"target": str(target), "held_out": 4, "max_length": 64, "training": settings}))
+    output = tmp_path / "drafter"
+    assert main(["train", "--recipe", str(recipe), "--dataset", "me/answers", "--output", str(output)]) == 0
+    (data,) = json.loads((output / "training_record.json").read_text())["data"]
+    assert (data["dataset"], data["commit"], data["license"]) == ("me/answers", "abc", "apache-2.0")
 
 
 @pytest.mark.parametrize(
