@@ -33,7 +33,7 @@ class Costs:
         level: of one level of a chain.
         tree_level: of one level of a tree of breadth `TREE_BREADTH`.
         observe: of taking verified tokens in before drafting.
-        scale: what target passes cost now, against what was measured.
+        scale, draft_scale: what target passes and drafts cost now, against what was measured.
     """
 
     passes: dict[int, float]
@@ -41,6 +41,7 @@ class Costs:
     tree_level: float
     observe: float
     scale: float = 1.0
+    draft_scale: float = 1.0
     measured_in: float = 0.0
     _sizes: list[int] = field(init=False)
 
@@ -59,17 +60,22 @@ class Costs:
         slope = (self.passes[right] - self.passes[left]) / (right - left)
         return (self.passes[left] + slope * (tokens - left)) * self.scale
 
-    def level_seconds(self, breadth: int) -> float:
-        """Of one drafted level."""
+    def drafting_seconds(self, levels: int, breadth: int) -> float:
+        """Of taking in what is new and drafting so many levels."""
         share = (min(breadth, TREE_BREADTH) - 1) / (TREE_BREADTH - 1)
-        return self.level + (self.tree_level - self.level) * share
+        level = self.level + (self.tree_level - self.level) * share
+        return (self.observe + levels * level) * self.draft_scale
 
     def saw_pass(self, tokens: int, seconds: float) -> None:
         """Follows slow changes (a longer context slows all passes) and corrects what was measured in a busy moment."""
         ratio = min(max(seconds / max(self.pass_seconds(tokens), 1e-9), 0.8), 1.25)
-        self.scale *= ratio**0.07
+        self.scale *= ratio**0.06
         nearest = min(self._sizes, key=lambda size: abs(size - tokens))
-        self.passes[nearest] *= ratio**0.03
+        self.passes[nearest] *= ratio**0.06
+
+    def saw_drafting(self, expected: float, seconds: float) -> None:
+        """The same for drafts, whose cost also grows with the number of rows."""
+        self.draft_scale *= min(max(seconds / max(expected, 1e-9), 0.7), 1.4) ** 0.1
 
     def to_dict(self) -> dict[str, Any]:
         """For reports: seconds per step, v(k) and c (field's names) relative to a one-token pass."""

@@ -189,7 +189,7 @@ class _Call:
             self.backlog.add(i, run, starts[i], list(range(positions[i], positions[i] + len(run))), hidden)
             if self.lookups:
                 self.lookups[i].learn(judged[i][1])
-        self.policy.learn(plan, drafts, paths, verified - drafted)
+        self.policy.learn(plan, drafts, paths, (drafted - started, verified - drafted))
         names = list(self.active)
         self._drop_finished()
         self._stream()
@@ -231,6 +231,7 @@ class _Call:
             self.target.select(keep)
             self.backlog.select(keep)
             self.session.select(keep)
+            self.policy.select(keep)
             self.lookups = [self.lookups[i] for i in keep] if self.lookups else []
 
     def _stream(self) -> None:

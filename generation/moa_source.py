@@ -154,7 +154,7 @@ class MoASession:
         floor = math.log(plan.confidence) if plan.confidence else None
         chosen: list[torch.Tensor] = []
         scores: list[torch.Tensor] = []
-        total = 0.0
+        total = torch.zeros(self.rows, device=self.drafter.device)
         drafted, self_mask = None, valid
         for level in range(min(plan.levels, plan.nodes)):
             if valid is not None:
@@ -168,7 +168,7 @@ class MoASession:
             scores.append(score)
             if floor is not None:
                 total = total + score
-                if total.max() < floor:  # in a batch, go on for the most confident row
+                if float(total.exp().mean()) < plan.confidence:  # one more level costs all rows the same
                     break
             drafted = output.drafted
         rows = torch.cat(chosen, dim=1).tolist()
@@ -228,7 +228,7 @@ class MoASession:
             if level + 1 == plan.levels:
                 break
             totals, best = met_totals[-1].topk(min(plan.breadth, width * children), dim=-1)  # (B, next Q)
-            if plan.confidence and float(totals.exp().sum(dim=-1).max()) < plan.confidence:
+            if plan.confidence and float(totals.exp().sum(dim=-1).mean()) < plan.confidence:
                 break  # all paths together are less likely to go on than asked for
             parents = best // children
             queries = met_tokens[-1].gather(1, best)

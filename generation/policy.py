@@ -35,8 +35,12 @@ class Policy(Protocol):
         """What the target judges, per row."""
         ...
 
-    def learn(self, plan: DraftPlan, judged: list[Draft], paths: list[list[int]], verify_seconds: float) -> None:
-        """Takes in how a round went."""
+    def learn(self, plan: DraftPlan, judged: list[Draft], paths: list[list[int]], seconds: tuple[float, float]) -> None:
+        """Takes in how a round went; `seconds` went into drafting and into the target's pass."""
+        ...
+
+    def select(self, rows: list[int]) -> None:
+        """Goes on with these rows only; the others have finished."""
         ...
 
 
@@ -69,7 +73,10 @@ class FixedPolicy:
     def choose(self, plan: DraftPlan, drafted: list[Draft], found: list[Draft]) -> list[Draft]:
         return [together(mine, other, self.chains_only) for mine, other in zip(drafted, found, strict=True)]
 
-    def learn(self, plan: DraftPlan, judged: list[Draft], paths: list[list[int]], verify_seconds: float) -> None:
+    def learn(self, plan: DraftPlan, judged: list[Draft], paths: list[list[int]], seconds: tuple[float, float]) -> None:
+        pass
+
+    def select(self, rows: list[int]) -> None:
         pass
 
 
@@ -174,14 +181,14 @@ class AutoPolicy:
         self.round = 0
         self.spent = 0.0  # on drafting in this round
         self.expected = 1.0  # tokens of this round
+        self.pace = [1.5] * rows  # tokens that each row's drafted rounds yield
 
     def _pass(self, tokens: int) -> float:
         """Cost of a target pass over so many tokens in every row."""
         return self.costs.pass_seconds(tokens * self.rows) / self.costs.pass_seconds(self.rows)
 
     def _drafting(self, levels: int, breadth: int) -> float:
-        seconds = self.costs.observe + levels * self.costs.level_seconds(breadth)
-        return seconds / self.costs.pass_seconds(self.rows)
+        return self.costs.drafting_seconds(levels, breadth) / self.costs.pass_seconds(self.rows)
 
     @property
     def best_rate(self) -> float:
@@ -208,8 +215,10 @@ class AutoPolicy:
         name, best = max(self.arms.items(), key=lambda item: item[1].rate)
         if self.round <= 2 and best.rate > 0.8:  # every text gets a chance
             return name
+        # a batch is done when its slowest row is
+        lag = min(self.pace) / (sum(self.pace) / len(self.pace))
         for other, arm in self.arms.items():
-            behind = arm.rate < max(1.0, best.rate)
+            behind = arm.rate < max(1.0 / lag, best.rate)
             if arm.rounds < 3 or (behind and self.round >= self.due[other]):
                 arm.wait = min(2 * arm.wait, _LONGEST_WAIT)
                 self.due[other] = self.round + arm.wait
@@ -217,7 +226,7 @@ class AutoPolicy:
         counts = self._worth([self._chances(draft) for draft in found])
         expected = sum(1 + gain for _, gain in counts) / self.rows
         rate = expected / self._pass(1 + max(count for count, _ in counts))
-        return name if best.rate > max(rate, 1.0) else None
+        return name if best.rate > max(rate, 1.0 / lag) else None
 
     def choose(self, plan: DraftPlan, drafted: list[Draft], found: list[Draft]) -> list[Draft]:
         self.spent = 0.0
@@ -256,9 +265,14 @@ class AutoPolicy:
                 best, best_value = count, value
         return [(min(best, len(row)), sum(row[:best])) for row in ranked]
 
-    def learn(self, plan: DraftPlan, judged: list[Draft], paths: list[list[int]], verify_seconds: float) -> None:
+    def select(self, rows: list[int]) -> None:
+        self.pace = [self.pace[row] for row in rows]
+
+    def learn(self, plan: DraftPlan, judged: list[Draft], paths: list[list[int]], seconds: tuple[float, float]) -> None:
         tokens = 1 + max(len(draft) for draft in judged)
-        self.costs.saw_pass(tokens * self.rows, verify_seconds)
+        if self.spent:
+            self.costs.saw_drafting(self.spent * self.costs.pass_seconds(self.rows), seconds[0])
+        self.costs.saw_pass(tokens * self.rows, seconds[1])
         for draft, path in zip(judged, paths, strict=True):
             self._learn_trust(draft, path)
         if self.arm is not None:
@@ -266,6 +280,7 @@ class AutoPolicy:
             # what was expected varies less from round to round than what came true; half of each
             seen = sum(1 + len(path) for path in paths) / len(paths)
             arm.saw((seen + self.expected) / 2, self.spent + self._pass(tokens))
+            self.pace = [pace + 0.1 * (1 + len(path) - pace) for pace, path in zip(self.pace, paths, strict=True)]
             if arm.rate > 1.0:
                 arm.wait = _SHORTEST_WAIT
 

@@ -108,9 +108,10 @@ def simulate(right: float, level: float, rounds: int = 400) -> tuple[float, floa
         while accepted < len(judged) and r.random() < right:
             accepted += 1
         seconds = policy.costs.pass_seconds(1 + len(judged))
-        policy.learn(plan, [judged], [list(range(accepted))], seconds)
+        drafting = 0.02 + min(plan.levels, length + 1) * level if plan.levels else 0.0
+        policy.learn(plan, [judged], [list(range(accepted))], (drafting, seconds))
         tokens += 1 + accepted
-        time += seconds + (0.02 + min(plan.levels, length + 1) * level if plan.levels else 0)
+        time += seconds + drafting
         drafted += plan.levels > 0
     return tokens / time, drafted / rounds
 
