@@ -213,12 +213,13 @@ class AutoPolicy:
     def _arm(self, found: list[Draft]) -> str | None:
         """The drafter's arm to use in this round, or None: lookup alone, or a plain step."""
         name, best = max(self.arms.items(), key=lambda item: item[1].rate)
-        if self.round <= 2 and best.rate > 0.8:  # every text gets a chance
+        if self.round <= (2 if best.rate > 1.0 else 1) and best.rate > 0.8:  # every text gets a chance
             return name
         # a batch is done when its slowest row is
         lag = min(self.pace) / (sum(self.pace) / len(self.pace))
         for other, arm in self.arms.items():
-            behind = arm.rate < max(1.0 / lag, best.rate)
+            # where nothing pays, only the least bad is tried now and then
+            behind = arm.rate < best.rate if best.rate > 1.0 / lag else arm is best
             if arm.rounds < 3 or (behind and self.round >= self.due[other]):
                 arm.wait = min(2 * arm.wait, _LONGEST_WAIT)
                 self.due[other] = self.round + arm.wait
