@@ -36,6 +36,14 @@ def fraction(text: str) -> float:
     return value
 
 
+def share(text: str) -> float:
+    """An argparse type: a number from 0 to 1."""
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 1, not {text}")
+    return value
+
+
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Which target and drafter, and how they are held."""
     group = parser.add_argument_group("models")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .arguments import positive
+from .arguments import positive, share
 
 EXAMPLE = "moa distill --output data/answers.jsonl --answer-tokens 500000"
 
@@ -35,6 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-length", type=positive, default=768, help="of prompt and answer together (default: %(default)s)"
     )
     parser.add_argument("--max-new-tokens", type=positive, default=256, help="of an answer (default: %(default)s)")
+    parser.add_argument(
+        "--greedy-share",
+        type=share,
+        default=0.6,
+        metavar="X",
+        help="of prompts that do not say it themselves, how many are answered greedily (default: %(default)s)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     parser.add_argument("--push", metavar="NAMESPACE/NAME", help="publish the file as a data set when it is complete")
     parser.add_argument("--license", metavar="ID", help="of the published answers, an identifier of the Hub's")
@@ -52,7 +59,7 @@ def run(args: argparse.Namespace) -> None:
         check_repo_id(args.push)  # before hours of work
     prompts = None
     if args.prompts or args.dataset:
-        prompts = conversations(_read_prompts(args), args.seed)
+        prompts = conversations(_read_prompts(args), args.seed, args.greedy_share)
     target, tokenizer = load_target(args.target, args.dtype)
     distiller = Distiller(
         target.to(args.device),
@@ -62,6 +69,7 @@ def run(args: argparse.Namespace) -> None:
         max_length=args.max_length,
         max_new_tokens=args.max_new_tokens,
         prompts=prompts,
+        greedy_share=args.greedy_share,
         seed=args.seed,
     )
     with tqdm(total=args.answer_tokens, initial=distiller.tokens, unit=" tokens", unit_scale=True) as bar:
