@@ -124,3 +124,24 @@ def test_bad_input_is_named(tmp_path) -> None:
         list(read_rows(broken))
     with pytest.raises(ValueError, match="prompt 1: needs"):
         list(conversations(iter([{"text": "no prompt"}])))
+
+
+def test_a_sliding_window_shorter_than_a_row_is_refused() -> None:
+    target = tiny_target("mistral_sliding")
+    with pytest.raises(ValueError, match="at most 12"):
+        BatchedDecoder(target, 2, 64, eos_token_ids=[])
+    request = Request(prompt(5)[0].tolist(), 6)
+    [answer] = BatchedDecoder(target, 2, 12, eos_token_ids=[]).run(requests_from(iter([request])))
+    plain = target.generate(torch.tensor([request.input_ids]), max_new_tokens=6, do_sample=False)[0, 5:]
+    assert answer.token_ids == plain.tolist()
+
+
+def test_a_target_that_names_no_end_answers_to_the_full_length(tmp_path) -> None:
+    target = tiny_chat_target()
+    target.generation_config.eos_token_id = None
+    rows = conversations(iter(prompts(3)))
+    distiller = Distiller(
+        target, tiny_tokenizer(), tmp_path / "a.jsonl", slots=2, max_length=64, max_new_tokens=9, prompts=rows
+    )
+    distiller.run(10**6)
+    assert [len(row["response_ids"]) for row in read_rows(tmp_path / "a.jsonl")] == [9, 9, 9]

@@ -92,6 +92,36 @@ def test_cached_activations_are_the_targets_own_and_are_continued(answers: Path,
         ActivationCache(tmp_path / "a", other).build(target, tokenizer, rows, 64)
 
 
+def test_a_cache_of_other_rows_is_not_continued(answers: Path, tmp_path: Path) -> None:
+    target, tokenizer = tiny_chat_target(), tiny_tokenizer()
+    rows = load_rows([answers])
+    cache = ActivationCache(tmp_path / "a", new_drafter(_recipe(), target, rows).config)
+    cache.build(target, tokenizer, rows[:10], 64)
+    with pytest.raises(ValueError, match="row 3 is not the same"):
+        cache.build(target, tokenizer, rows[:2] + rows[3:], 64)
+    with pytest.raises(ValueError, match="same max_length"):
+        cache.build(target, tokenizer, rows, 8)
+
+
+def test_a_sliding_window_does_not_misalign_what_is_cached(answers: Path, tmp_path: Path) -> None:
+    target, tokenizer = tiny_chat_target(family="mistral_sliding"), tiny_tokenizer()
+    config = moa_spec.MoADrafterConfig.for_target(target.config, layer_self_attention_layers=[1])
+    rows = load_rows([answers])
+    ActivationCache(tmp_path / "a", config).build(target, tokenizer, rows, 64)
+    dataset = ActivationDataset(tmp_path / "a", moa_spec.MoADrafterForCausalLM(config))
+    longest = max(range(len(dataset)), key=lambda i: dataset.lengths[i])
+    assert dataset.lengths[longest] > 20  # the window is 12
+    item = dataset[longest]
+    ids = item["input_ids"][None]
+    with torch.no_grad():
+        head = target.model(ids[:, :10], use_cache=True).cache.layers[1].keys[0].transpose(0, 1)
+        tail = target.model(ids, use_cache=True).cache.layers[1].keys[0].transpose(0, 1)
+    heads, head_dim = head.shape[1:]
+    keys = item["layer_states"].view(len(ids[0]), heads, 2 * head_dim)[..., :head_dim].float()
+    torch.testing.assert_close(keys[:10], head, atol=0.05, rtol=0.02)
+    torch.testing.assert_close(keys[-11:], tail[-11:], atol=0.05, rtol=0.02)
+
+
 def test_training_learns_and_leaves_a_drafter_that_loads(answers: Path, tmp_path: Path) -> None:
     start = prepare(
         _recipe(), [answers], tmp_path / "x", tmp_path / "activations", None, tiny_chat_target(), tiny_tokenizer()

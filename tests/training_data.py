@@ -27,9 +27,9 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def tiny_chat_target(**overrides: Any) -> PreTrainedModel:
+def tiny_chat_target(family: str = "llama") -> PreTrainedModel:
     """A tiny target that may end its answers."""
-    target = tiny_target(**overrides)
+    target = tiny_target(family)
     target.generation_config.eos_token_id = 2
     return target
 

@@ -10,7 +10,7 @@ and what the drafter imitates (the last hidden state; with TLI the input of the 
 import json
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.utils.data import Dataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..modeling_moa import MoADrafterConfig, MoADrafterForCausalLM, weight_fingerprint
 
@@ -69,7 +69,7 @@ class ActivationCache:
         Rows are taken in order, so a cache can be continued with a longer file that begins with the same rows.
 
         Raises:
-            ValueError: the folder holds activations of another target or of other layers.
+            ValueError: the folder holds activations of another target, of other layers, or of other rows.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         description = self._description(target)
@@ -85,16 +85,22 @@ class ActivationCache:
         else:
             _write_whole(meta, json.dumps(description))
         shards = shard_paths(self.folder)
-        done = sum(_shard_rows(path) for path in shards)
+        known = (sequence for path in shards for sequence in _shard_sequences(path))
         sequences: list[tuple[list[int], int, str]] = []
         pending = 0
         number = len(shards)
         for index, row in enumerate(rows):
-            if index < done:
-                continue
             prompt = prompt_ids(tokenizer, row)
             ids = (prompt + row["response_ids"])[:max_length]
-            sequences.append((ids, min(len(prompt), len(ids)), row.get("kind") or row.get("source", "")))
+            prompt_length = min(len(prompt), len(ids))
+            if (found := next(known, None)) is not None:
+                if found != (ids, prompt_length):
+                    raise ValueError(
+                        f"{self.folder} holds activations of other data: row {index + 1} is not the same there. Name "
+                        "the same files in the same order, with the same max_length, or choose another folder"
+                    )
+                continue
+            sequences.append((ids, prompt_length, row.get("kind") or row.get("source", "")))
             pending += len(ids)
             if pending >= SHARD_TOKENS:
                 self._write_shard(target, sequences, number)
@@ -132,7 +138,10 @@ class ActivationCache:
         tail = self.config.target_layer_inference
         wanted = [self.config.target_num_hidden_layers - tail] if tail else []
         # Padding is on the right, so plain causal attention needs no mask, which is the fast path of sdpa.
-        output = target.get_decoder()(ids, use_cache=True, output_hidden_states=wanted or False)
+        # A cache that forgets what slid out of a window would misalign keys and tokens: it is told to keep everything.
+        cache = DynamicCache(config=target.config)
+        cache.activate_past_recording()
+        output = target.get_decoder()(ids, cache=cache, use_cache=True, output_hidden_states=wanted or False)
         keys = [output.cache.layers[i].keys for i in self.layers]
         values = [output.cache.layers[i].values for i in self.layers]
         pairs = zip(keys, values, strict=True)
@@ -151,9 +160,13 @@ def shard_paths(folder: str | Path) -> list[Path]:
     return sorted(Path(folder).glob("shard-*.safetensors"))
 
 
-def _shard_rows(path: Path) -> int:
+def _shard_sequences(path: Path) -> Iterator[tuple[list[int], int]]:
+    """Token ids and prompt length of every row of a shard."""
     with safe_open(path, "pt") as file:
-        return file.get_slice("prompt_lengths").get_shape()[0]
+        ids, offsets = file.get_tensor("input_ids").tolist(), file.get_tensor("offsets").tolist()
+        prompts = file.get_tensor("prompt_lengths").tolist()
+    for start, end, prompt_length in zip(offsets, offsets[1:], prompts, strict=False):
+        yield ids[start:end], prompt_length
 
 
 def _write_whole(path: Path, text: str) -> None:

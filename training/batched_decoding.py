@@ -43,6 +43,12 @@ class Answer:
     finished: bool = False
 
 
+def end_token_ids(model: PreTrainedModel) -> list[int]:
+    """The tokens that end what `model` writes; none for a model that names none."""
+    eos = model.generation_config.eos_token_id
+    return [] if eos is None else eos if isinstance(eos, list) else [eos]
+
+
 def grouped_attention(
     module: nn.Module,
     query: torch.Tensor,
@@ -137,11 +143,20 @@ class BatchedDecoder:
         max_length: prompt and answer together, at most this many tokens per row.
         eos_token_ids: tokens that end a row.
         seed: of the sampled rows.
+
+    Raises:
+        ValueError: rows could become longer than the target's sliding window, which the slots do not follow.
     """
 
     def __init__(
         self, model: PreTrainedModel, slots: int, max_length: int, eos_token_ids: list[int], seed: int = 0
     ) -> None:
+        windows = [layer.sliding_window for layer in DynamicCache(config=model.config).layers if layer.is_sliding]
+        if windows and max_length > min(windows):
+            raise ValueError(
+                f"{type(model).__name__} has sliding attention over {min(windows)} tokens: rows of up to {max_length} "
+                f"cannot be decoded in batches; ask for at most {min(windows)}"
+            )
         self.model, self.slots, self.max_length = model, slots, max_length
         self.eos = set(eos_token_ids)
         self.generator = torch.Generator(device=model.device).manual_seed(seed)

@@ -19,7 +19,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .batched_decoding import TOP_K, Answer, BatchedDecoder, Request
+from .batched_decoding import TOP_K, Answer, BatchedDecoder, Request, end_token_ids
 from .prompts import Conversation, SelfPrompts
 
 TEMPERATURE = 0.8  # of sampled answers
@@ -107,10 +107,7 @@ class Distiller:
             answer = tokenizer.decode(row["response_ids"], skip_special_tokens=True)
             self.own.learn(Conversation(row["kind"], row["messages"]), answer, row["finished"])
         self.own.follow_ups.clear()
-        eos = model.generation_config.eos_token_id
-        self.decoder = BatchedDecoder(
-            model, slots, max_length, eos if isinstance(eos, list) else [eos], seed + len(rows)
-        )
+        self.decoder = BatchedDecoder(model, slots, max_length, end_token_ids(model), seed + len(rows))
 
     def run(self, answer_tokens: int, progress: Callable[[int, int], None] = lambda rows, tokens: None) -> None:
         """Goes on until the file holds `answer_tokens` tokens of answers, or the given prompts are used up."""

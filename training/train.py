@@ -25,6 +25,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from ..modeling_moa import MoADrafterConfig, MoADrafterForCausalLM, weight_fingerprint
 from ..targets import load_target
 from .activations import ActivationCache, ActivationDataset
+from .batched_decoding import end_token_ids
 from .curve import draw_curve
 from .distill import read_rows
 from .initialisation import frequent_tokens, initialise_from_target
@@ -67,9 +68,8 @@ def new_drafter(recipe: Recipe, target: PreTrainedModel, rows: list[dict[str, An
     )
     drafter = MoADrafterForCausalLM(config)
     if config.draft_vocab_size is not None:
-        eos = target.generation_config.eos_token_id
-        always = eos if isinstance(eos, list) else [eos]
-        ids = frequent_tokens((row["response_ids"] for row in rows), config.draft_vocab_size, always)
+        answers = (row["response_ids"] for row in rows)
+        ids = frequent_tokens(answers, config.draft_vocab_size, always=end_token_ids(target))
         drafter.draft_vocab_ids.copy_(ids)
     drafter.lend(target)
     if recipe.initialise_from_target:
