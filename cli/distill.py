@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     parser.add_argument("--push", metavar="NAMESPACE/NAME", help="publish the file as a data set when it is complete")
-    parser.add_argument("--license", metavar="ID", help="of the published answers, an identifier of the Hub's")
+    parser.add_argument("--license", metavar="ID", help="of the answers, an identifier of the Hub's")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -80,7 +80,8 @@ def run(args: argparse.Namespace) -> None:
 
         distiller.run(args.answer_tokens, show)
     name = target.config._name_or_path
-    write_record(distiller, name, args.dtype, args.seed, str(args.prompts or args.dataset or "the target's own"))
+    prompts_of = str(args.prompts or args.dataset or "the target's own")
+    write_record(distiller, name, args.dtype, args.seed, prompts_of, args.license)
     print(f"{args.output}: {distiller.rows} rows, {distiller.tokens} answer tokens")
     if args.push:
         print(push_answers(args.output, args.push, name, licence=args.license).url)

