@@ -3,6 +3,8 @@
 Knows: which activations a drafter reads and imitates, and how they lie in memory-mapped shards. Does not know losses
 or masks.
 
+A folder may hold more than a drafter reads (more layers), so that several drafters can be trained from the same one.
+
 A training step then never runs the target: it reads what Layer Self-Attention reads (keys and values of a few layers)
 and what the drafter imitates (the last hidden state; with TLI the input of the reused layers as well), in bf16.
 """
@@ -44,15 +46,14 @@ class ActivationCache:
         self.folder = Path(folder)
         self.config = config
         self.layers = config.lsa_layers
-        self.keeps_layer_input = config.target_layer_inference > 0
+        self.tail = config.target_layer_inference
 
     def _description(self, target: PreTrainedModel) -> dict[str, Any]:
         return {
             "target": self.config.target_name,
             "fingerprint": weight_fingerprint(target),
             "layers": self.layers,
-            "memory_hidden_state": self.config.memory_hidden_state != "none",
-            "target_layer_inference": self.config.target_layer_inference,
+            "target_layer_inference": self.tail,
         }
 
     @torch.inference_mode()
@@ -72,10 +73,13 @@ class ActivationCache:
             ValueError: the folder holds activations of another target, of other layers, or of other rows.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        description = self._description(target)
         meta = self.folder / "meta.json"
-        if meta.exists():
-            found = json.loads(meta.read_text())
+        found = json.loads(meta.read_text()) if meta.exists() else None
+        if found is not None:  # what lies there is continued as it is, when it holds all that is read
+            self.layers = found["layers"] if set(self.layers) <= set(found["layers"]) else self.layers
+            self.tail = self.tail or found["target_layer_inference"]
+        description = self._description(target)
+        if found is not None:
             different = [k for k in description if found.get(k) != description[k]]
             if different:
                 raise ValueError(
@@ -135,7 +139,7 @@ class ActivationCache:
         """Activations of some sequences, right-padded: what is to the right of a token cannot change it."""
         width = max(map(len, batch))
         ids = torch.tensor([row + [0] * (width - len(row)) for row in batch], device=target.device)
-        tail = self.config.target_layer_inference
+        tail = self.tail
         wanted = [self.config.target_num_hidden_layers - tail] if tail else []
         # Padding is on the right, so plain causal attention needs no mask, which is the fast path of sdpa.
         # A cache that forgets what slid out of a window would misalign keys and tokens: it is told to keep everything.
@@ -178,11 +182,11 @@ def _write_whole(path: Path, text: str) -> None:
 class ActivationDataset(Dataset):
     """One item per row: `row` (its number in the data), `input_ids` (T,), `prompt_length`, `layer_states` (T, S),
     `last_hidden` (T, E), `kind`, and with TLI `layer_input` (T, E). Shards are memory-mapped; only the row asked for is
-    read.
+    read. A drafter that reads no layers gets no `layer_states`.
 
     Args:
         folder: of an `ActivationCache`.
-        drafter: its `config` says whether the hidden state is part of the layer states.
+        drafter: its `config` says which layers are read, and whether the hidden state is part of the layer states.
         rows: indices to keep, of all rows; None keeps them all. Rows without an answer of two tokens are left out.
 
     Raises:
@@ -193,7 +197,15 @@ class ActivationDataset(Dataset):
         paths = shard_paths(folder)
         if not paths:
             raise FileNotFoundError(f"{folder} holds no activations: build the cache first")
-        self.joins_hidden = drafter.config.memory_hidden_state != "none"
+        config, kept = drafter.config, json.loads((Path(folder) / "meta.json").read_text())["layers"]
+        self.joins_hidden = config.memory_hidden_state != "none"
+        self.wanted = ["input_ids", "last_hidden"]
+        self.wanted += ["layer_states"] if config.lsa_layers else []
+        self.wanted += ["layer_input"] if config.target_layer_inference else []
+        self.columns = None  # of the layer states; None: all that lie there
+        if config.lsa_layers != kept:
+            starts = torch.tensor([kept.index(layer) * config.layer_width for layer in config.lsa_layers])
+            self.columns = (starts[:, None] + torch.arange(config.layer_width)).flatten()
         self.files = [safe_open(path, "pt") for path in paths]
         self.starts, self.offsets, self.prompts, kinds = [0], [], [], []
         for file in self.files:
@@ -218,12 +230,10 @@ class ActivationDataset(Dataset):
         local = row - self.starts[shard]
         file = self.files[shard]
         start, end = (int(self.offsets[shard][local + d]) for d in (0, 1))
-        item = {
-            name: file.get_slice(name)[start:end]
-            for name in ("input_ids", "layer_states", "last_hidden", "layer_input")
-            if name != "layer_input" or name in file.keys()  # noqa: SIM118 (not a dict)
-        }
+        item = {name: file.get_slice(name)[start:end] for name in self.wanted}
         item["input_ids"] = item["input_ids"].long()
+        if self.columns is not None and "layer_states" in item:
+            item["layer_states"] = item["layer_states"][:, self.columns]
         if self.joins_hidden:
             item["layer_states"] = torch.cat([item["layer_states"], item["last_hidden"]], dim=-1)
         return item | {"row": row, "prompt_length": int(self.prompts[shard][local]), "kind": self.kinds[index]}

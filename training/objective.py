@@ -143,23 +143,45 @@ def training_objective(
     chosen = prediction[loss_bearing]
     true_positions = query_positions[loss_bearing]
     row = torch.arange(rows, device=device)[:, None].expand(rows, queries)[loss_bearing]
-    true_hidden = batch["last_hidden"][row, true_positions]
+    inputs = None
+    if drafter.config.target_layer_inference:
+        inputs = (predicted_input[loss_bearing], batch["layer_input"][row, true_positions])
     depth = true_positions - last[loss_bearing] - 1
+    return scored(drafter, config, chosen, batch["last_hidden"][row, true_positions], depth, row, inputs)
+
+
+def scored(
+    drafter: MoADrafterForCausalLM,
+    config: ObjectiveConfig,
+    chosen: torch.Tensor,
+    true_hidden: torch.Tensor,
+    depth: torch.Tensor,
+    row: torch.Tensor,
+    layer_inputs: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> ObjectiveOutput:
+    """The loss of predictions, whichever drafter they come from.
+
+    Args:
+        chosen: (N, E) predicted hidden states, as they enter the head.
+        true_hidden: (N, E) the target's.
+        depth, row: (N,) see `ObjectiveOutput`.
+        layer_inputs: with TLI the predicted and the true input of the reused layers, each (N, E).
+    """
     weight = config.depth_decay ** depth.float()
     total_weight = weight.sum()
     weight = weight / total_weight.clamp(min=1e-9)
 
-    smooth_l1 = nn.functional.smooth_l1_loss
-    zero = chosen.new_zeros(())
-    feature_loss = layer_input_loss = zero
+    def feature_error(ours: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
+        error = nn.functional.smooth_l1_loss(ours.float(), true.float(), reduction="none").mean(-1)
+        return (weight * error).sum()
+
+    feature_loss = layer_input_loss = chosen.new_zeros(())
     if config.feature_weight:
-        feature_loss = (weight * smooth_l1(chosen.float(), true_hidden.float(), reduction="none").mean(-1)).sum()
-        if drafter.config.target_layer_inference:
-            true_input = batch["layer_input"][row, true_positions].float()
-            error = smooth_l1(predicted_input[loss_bearing].float(), true_input, reduction="none").mean(-1)
-            layer_input_loss = (weight * error).sum()
+        feature_loss = feature_error(chosen, true_hidden)
+        if layer_inputs is not None:
+            layer_input_loss = feature_error(*layer_inputs)
     cross_entropy, acceptance = distillation_loss(drafter, chosen, true_hidden, weight, config.acceptance_weight > 0)
-    features = (feature_loss + layer_input_loss) / 2 if drafter.config.target_layer_inference else feature_loss
+    features = feature_loss if layer_inputs is None else (feature_loss + layer_input_loss) / 2
     loss = config.feature_weight * features + config.kl_weight * cross_entropy
     if config.acceptance_weight:
         loss = loss + config.acceptance_weight * (1 - acceptance)

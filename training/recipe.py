@@ -22,7 +22,8 @@ class Recipe:
         target_dtype: the teacher's dtype.
         max_length: rows are cut to so many tokens, prompt included.
         held_out: one row in so many is kept for evaluation and never trained on.
-        drafter: fields of `MoADrafterConfig` that differ from `MoADrafterConfig.for_target`.
+        drafter_type: "moa", or a baseline of `benchmarks/baselines`: "eagle", "medusa", "glide".
+        drafter: fields of the drafter's configuration that differ from its `for_target`.
         start_from: a trained drafter to go on from, with its sizes and draft vocabulary; `drafter` may not differ.
         initialise_from_target: without `start_from`: start SA, CA and the head norm from the target's own layers.
         objective: weights and intervals of the loss.
@@ -35,6 +36,7 @@ class Recipe:
     target_dtype: str = "bfloat16"
     max_length: int = 1024
     held_out: int = 40
+    drafter_type: str = "moa"
     drafter: dict[str, Any] = field(default_factory=dict)
     start_from: str | None = None
     initialise_from_target: bool = True

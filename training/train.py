@@ -22,13 +22,14 @@ from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from ..modeling_moa import MoADrafterConfig, MoADrafterForCausalLM, weight_fingerprint
+from ..modeling_moa import MoADrafterForCausalLM, weight_fingerprint
 from ..targets import default_target_weights, load_target
 from .activations import ActivationCache, ActivationDataset
 from .batched_decoding import end_token_ids
 from .curve import draw_curve
 from .distill import read_rows
-from .initialisation import frequent_tokens, initialise_from_target
+from .initialisation import frequent_tokens
+from .kind import MOA, DrafterKind
 from .recipe import Recipe
 from .trainer import MoATrainer
 
@@ -53,10 +54,18 @@ def load_rows(paths: list[str | Path]) -> list[dict[str, Any]]:
     return rows
 
 
-def new_drafter(recipe: Recipe, target: PreTrainedModel, rows: list[dict[str, Any]]) -> MoADrafterForCausalLM:
-    """A drafter of the recipe's sizes, or the one it starts from, with the target's parts lent."""
+def new_drafter(
+    recipe: Recipe, target: PreTrainedModel, rows: list[dict[str, Any]], kind: DrafterKind = MOA
+) -> MoADrafterForCausalLM:
+    """A drafter of the recipe's sizes, or the one it starts from, with the target's parts lent.
+
+    Raises:
+        ValueError: the recipe is for drafters of another kind, or contradicts the drafter that it starts from.
+    """
+    if recipe.drafter_type != kind.name:
+        raise ValueError(f"The recipe is for a drafter of type {recipe.drafter_type}, not {kind.name}")
     if recipe.start_from:
-        drafter = MoADrafterForCausalLM.from_pretrained(recipe.start_from, dtype=torch.float32)
+        drafter = kind.model.from_pretrained(recipe.start_from, dtype=torch.float32)
         for name, value in recipe.drafter.items():
             if name != "draft_vocab_size" and getattr(drafter.config, name) != value:
                 raise ValueError(f"{recipe.start_from} has {name} {getattr(drafter.config, name)}, the recipe {value}")
@@ -69,15 +78,15 @@ def new_drafter(recipe: Recipe, target: PreTrainedModel, rows: list[dict[str, An
         drafter.lend(target)
         drafter.generation_config = GenerationConfig(**recipe.generation)
         return drafter
-    config = MoADrafterConfig.for_target(
+    config = kind.config.for_target(
         target.config, **({"target_fingerprint": weight_fingerprint(target)} | recipe.drafter)
     )
-    drafter = MoADrafterForCausalLM(config)
+    drafter = kind.model(config)
     if config.draft_vocab_size is not None:
         drafter.draft_vocab_ids.copy_(_draft_vocabulary(config.draft_vocab_size, target, rows))
     drafter.lend(target)
     if recipe.initialise_from_target:
-        initialise_from_target(drafter, target)
+        kind.initialise(drafter, target)
     drafter.generation_config = GenerationConfig(**recipe.generation)
     return drafter
 
@@ -101,6 +110,7 @@ def prepare(
     overrides: dict[str, Any] | None = None,
     target: PreTrainedModel | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    kind: DrafterKind = MOA,
 ) -> MoATrainer:
     """Everything up to the first step: target, new drafter, activations, Trainer. Arguments as for `train`."""
     if target is None or tokenizer is None:
@@ -122,7 +132,7 @@ def prepare(
     )
     transformers.set_seed(arguments.seed)
     target.to(arguments.device)
-    drafter = new_drafter(recipe, target, rows)
+    drafter = new_drafter(recipe, target, rows, kind)
     cache = ActivationCache(activations, drafter.config)
     with (
         arguments.main_process_first(desc="activations"),
@@ -134,6 +144,7 @@ def prepare(
         drafter,
         recipe.objective,
         recipe.staircase_epochs,
+        kind.objective,
         args=arguments,
         train_dataset=ActivationDataset(activations, drafter, trained_on),
         eval_dataset=ActivationDataset(activations, drafter, held_out),
@@ -150,6 +161,7 @@ def train(
     target: PreTrainedModel | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     sources: dict[Path, dict[str, Any]] | None = None,
+    kind: DrafterKind = MOA,
 ) -> dict[str, float]:
     """Trains a drafter, or goes on with a run that was stopped, and returns the last evaluation.
 
@@ -162,9 +174,10 @@ def train(
         target, tokenizer: already loaded; else the recipe's are.
         sources: where files of `data` come from (data set, commit, licence), for the record. What `moa distill` noted
             beside a file is added.
+        kind: of drafter; must be the recipe's.
     """
     started, revision = time.time(), _git_revision()
-    trainer = prepare(recipe, data, output, activations, overrides, target, tokenizer)
+    trainer = prepare(recipe, data, output, activations, overrides, target, tokenizer, kind)
     run = trainer.args.output_dir
     last = get_last_checkpoint(run) if os.path.isdir(run) else None
     trainer.train(resume_from_checkpoint=last)
@@ -184,10 +197,11 @@ def profile(
     activations: str | Path,
     *,
     overrides: dict[str, Any] | None = None,
+    kind: DrafterKind = MOA,
     steps: int = 20,
 ) -> str:
     """Times some steps and says where the time goes. Nothing is saved. Arguments as for `train`."""
-    trainer = prepare(recipe, data, output, activations, overrides)
+    trainer = prepare(recipe, data, output, activations, overrides, kind=kind)
     model = trainer.accelerator.prepare(trainer.model)
     optimizer = trainer.create_optimizer()
     loader = trainer.get_train_dataloader()

@@ -6,6 +6,7 @@ else (devices, precision, accumulation, several processes, resuming, logging) is
 
 import random
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,10 +26,13 @@ DEPTHS = 7  # agreement is reported for this many first positions of a block
 class DrafterWithObjective(nn.Module):
     """The module that is trained: its forward is the loss, so that DDP and FSDP see the whole graph."""
 
-    def __init__(self, drafter: MoADrafterForCausalLM, objective: ObjectiveConfig):
+    def __init__(
+        self, drafter: Any, objective: ObjectiveConfig, compute: Callable[..., ObjectiveOutput] = training_objective
+    ):
         super().__init__()
         self.drafter = drafter
         self.objective = objective
+        self.compute = compute
         self.staircase_probability = 0.0
         self.step = 0  # with the row's number, the seed of what is drawn for a row
 
@@ -39,7 +43,7 @@ class DrafterWithObjective(nn.Module):
             batch["lengths"], batch["prompt_lengths"], width, self.objective.interval, seeds
         )
         staircase = random.Random(self.step).random() < self.staircase_probability
-        return training_objective(self.drafter, batch, self.objective, synchronised, staircase)
+        return self.compute(self.drafter, batch, self.objective, synchronised, staircase)
 
 
 class MoATrainer(Trainer):
@@ -49,6 +53,7 @@ class MoATrainer(Trainer):
         drafter: with the target's parts lent; only its own parameters are trained.
         objective: weights and intervals of the loss.
         staircase_epochs: epochs over which the probability of the staircase mask falls from 1 to 0 (paper: half).
+        compute: the objective itself, called as `training_objective` is.
         **kwargs: of transformers' Trainer; datasets are `ActivationDataset`s.
 
     Raises:
@@ -56,10 +61,15 @@ class MoATrainer(Trainer):
     """
 
     def __init__(
-        self, drafter: MoADrafterForCausalLM, objective: ObjectiveConfig, staircase_epochs: float = 0.0, **kwargs: Any
+        self,
+        drafter: MoADrafterForCausalLM,
+        objective: ObjectiveConfig,
+        staircase_epochs: float = 0.0,
+        compute: Callable[..., ObjectiveOutput] = training_objective,
+        **kwargs: Any,
     ):
         self.staircase_epochs = staircase_epochs
-        super().__init__(model=DrafterWithObjective(drafter, objective), data_collator=collate, **kwargs)
+        super().__init__(model=DrafterWithObjective(drafter, objective, compute), data_collator=collate, **kwargs)
         self.model_accepts_loss_kwargs = False  # ours is a mean: accumulated steps are to be averaged
 
     @property
