@@ -32,6 +32,7 @@ DRAFTERS: list[dict[str, Any]] = [
     {"target_layer_inference": 2, "layer_self_attention_layers": [0, 2]},
     {"memory_hidden_state": "add", "draft_vocab_size": 30},
     {"memory_hidden_state": "entry", "head_norm": True, "target_layer_inference": 1},
+    {"memory_hidden_state": "add", "newest_memory": True},
 ]
 
 
@@ -57,10 +58,7 @@ def test_client_drafts_what_a_drafter_beside_the_target_drafts(
     together, proposed[:] = list(proposed), []
     moa_spec.detach(world.target)
     with world.serving() as (_, url):
-        monkeypatch.setattr("moa_spec.serving.draft_length.DraftLength.choose", lambda self, most: most)
-        generation = world.client(url).generate(
-            IDS, max_new_tokens=12, max_draft_levels=3, draft_breadth=2, draft_nodes=6
-        )
+        generation = world.client(url).generate(IDS, max_new_tokens=12, prompt_lookup_num_tokens=0, **fixed)
         transcript, _ = read(generation)
     assert transcript.tokens == ids[0, IDS.shape[1] :].tolist()
     assert generation.target_calls == trace.target_calls - 1  # without the prefill
@@ -70,7 +68,7 @@ def test_client_drafts_what_a_drafter_beside_the_target_drafts(
     assert proposed[: shared - 3] == together[: shared - 3]
 
 
-@pytest.mark.parametrize("memory", ["int8", "bfloat16", "float32"])
+@pytest.mark.parametrize("memory", ["int8", "bfloat16", "float32", "none"])
 @pytest.mark.parametrize("breadth", [1, 3])
 def test_text_is_the_targets(world: World, memory: str, breadth: int) -> None:
     with world.serving() as (server, url):
