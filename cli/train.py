@@ -8,8 +8,12 @@ several processes or machines: `accelerate launch -m moa_spec.cli train ...`.
 import argparse
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .arguments import positive
+
+if TYPE_CHECKING:
+    from ..training.kind import DrafterKind
 
 EXAMPLE = "moa train --data data/answers.jsonl --output runs/drafter"
 
@@ -47,6 +51,7 @@ def run(args: argparse.Namespace) -> None:
     if not args.data and not args.dataset:
         raise ValueError("Nothing to train on: name a file with --data or a data set with --dataset")
     recipe = Recipe.load(args.recipe)
+    kind = drafter_kind(recipe.drafter_type)
     overrides = {name: _value(value) for name, value in args.set}
     if args.max_steps:
         overrides["max_steps"] = args.max_steps
@@ -54,14 +59,28 @@ def run(args: argparse.Namespace) -> None:
     data = [*args.data, *(answers.path for answers in fetched)]
     activations = args.activations or args.output / "activations"
     if args.profile:
-        print(profile(recipe, data, args.output, activations, overrides=overrides))
+        print(profile(recipe, data, args.output, activations, overrides=overrides, kind=kind))
         return
     sources = {
         answers.path: {"dataset": answers.dataset, "commit": answers.commit, "license": answers.license}
         for answers in fetched
     }
-    metrics = train(recipe, data, args.output, activations, overrides=overrides, sources=sources)
+    metrics = train(recipe, data, args.output, activations, overrides=overrides, sources=sources, kind=kind)
     print(f"{args.output}: {json.dumps(metrics)}")
+
+
+def drafter_kind(name: str) -> "DrafterKind":
+    """
+    Raises:
+        ValueError: there is no such kind of drafter.
+    """
+    from ..benchmarks.baselines.kinds import KINDS
+    from ..training.kind import MOA
+
+    kinds = {kind.name: kind for kind in (MOA, *KINDS)}
+    if name not in kinds:
+        raise ValueError(f"There is no drafter_type {name!r}; there are {', '.join(kinds)}")
+    return kinds[name]
 
 
 def _value(text: str) -> object:

@@ -11,7 +11,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..modeling_moa import MoADrafterForCausalLM
-from ..modeling_moa.modeling_moa import MoADecoderLayer
 
 
 def frequent_tokens(answers: Iterable[list[int]], size: int, always: Iterable[int] = ()) -> torch.Tensor:
@@ -32,8 +31,8 @@ def initialise_from_target(drafter: MoADrafterForCausalLM, target: PreTrainedMod
     the head norm. CA's and LSA's outputs start at zero: the drafter begins as a small language model and learns to
     trust the memory, instead of first unlearning noise from it."""
     layers = target.get_decoder().layers
-    _copy_layer(layers[0], drafter.self_attention)
-    _copy_layer(layers[len(layers) - 1 - drafter.config.target_layer_inference], drafter.cross_attention)
+    copy_layer(layers[0], drafter.self_attention)
+    copy_layer(layers[len(layers) - 1 - drafter.config.target_layer_inference], drafter.cross_attention)
     for block in (drafter.cross_attention, drafter.layer_self_attention):
         block.self_attn.o_proj.weight.zero_()
         block.mlp.down_proj.weight.zero_()
@@ -41,13 +40,14 @@ def initialise_from_target(drafter: MoADrafterForCausalLM, target: PreTrainedMod
         drafter.head_norm.weight.copy_(target.get_decoder().norm.weight)
 
 
-def _copy_layer(source: nn.Module, block: MoADecoderLayer) -> None:
+def copy_layer(source: nn.Module, block: nn.Module) -> None:
     """Copies what has the same shape; of a wider MLP, the channels with the largest weights."""
     theirs = dict(source.named_parameters())
     ours = dict(block.named_parameters())
     up = theirs.get("mlp.up_proj.weight")
-    if up is not None and up.shape[1:] == ours["mlp.up_proj.weight"].shape[1:]:
-        keep = len(ours["mlp.up_proj.weight"])
+    our_up = ours.get("mlp.up_proj.weight")
+    if up is not None and our_up is not None and up.shape[1:] == our_up.shape[1:]:
+        keep = len(our_up)
         strength = up.float().norm(dim=1) * theirs["mlp.down_proj.weight"].float().norm(dim=0)
         channels = strength.topk(min(keep, len(strength))).indices.sort().values
         for name in ("gate_proj", "up_proj"):
