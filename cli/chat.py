@@ -204,8 +204,9 @@ def result(generation: "ClientGeneration", screen: Screen) -> dict[str, Any]:
         "offline_tokens": screen.offline,
         "withdrawn_tokens": screen.withdrawn,
         "target_calls": generation.target_calls,
-        "round_trip": generation.length.round_trip,
-        "acceptance": generation.length.acceptance,
+        "round_trip": generation.round_trip.seconds,
+        "drafted": generation.drafted,
+        "accepted": generation.accepted,
     }
 
 
@@ -213,8 +214,8 @@ def summary(generation: "ClientGeneration", screen: Screen) -> str:
     """The line under an answer."""
     states = screen.transcript.states
     parts = [f"{len(states)} tokens, {generation.target_calls} rounds"]
-    if generation.length.round_trip is not None:
-        parts.append(f"{1000 * generation.length.round_trip:.0f} ms per round")
+    if generation.round_trip.seconds is not None:
+        parts.append(f"{1000 * generation.round_trip.seconds:.0f} ms per round")
     if screen.offline:
         parts.append(f"{screen.offline} written offline, {screen.withdrawn} of them withdrawn")
     parts.append("all the target's" if set(states) <= {"verified"} else f"{states.count('verified')} the target's")

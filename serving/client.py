@@ -12,18 +12,23 @@ import random
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Literal, get_args
 
 import torch
 from transformers import PreTrainedTokenizerBase
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import ClientConnection
 
+from ..generation.costs import TREE_BREADTH
 from ..generation.draft import Draft
+from ..generation.lookup import RowLookup
+from ..generation.options import DraftOptions
+from ..generation.policy import AutoPolicy, Experience, FixedPolicy
+from ..generation.policy import Memory as Learnt
 from ..generation.sources import DraftPlan
 from ..modeling_moa import MoADrafterForCausalLM
-from .client_memory import OfflineWriter, RemoteMemory
-from .draft_length import DraftLength
+from .client_memory import NoDrafts, OfflineWriter, RemoteMemory
 from .events import Confirmed, Event, Finished, Kept, LineState, Progress, Token, Withdrawn
 from .identity import drafter_identity
 from .line import (
@@ -57,6 +62,7 @@ from .messages import (
     Working,
     encode,
 )
+from .pace import LineCosts, RoundTrip, drafting_seconds
 
 Policy = Literal["revise", "keep"]
 
@@ -69,7 +75,8 @@ class MoAClient:
         drafter: a standalone one, or one attached to a target that is here as well.
         tokenizer: needed for prompts that are text, and for the ends of texts; None: token ids only.
         token: bearer token, if the server wants one.
-        memory: how memory travels: "int8" is smallest, "float32" as if both halves were on one machine.
+        memory: how memory travels: "int8" is smallest, "float32" as if both halves were on one machine. "none": not at
+            all; drafts are only looked up in the text.
         ca_file: certificates to trust instead of the system's.
         allow_insecure: send the token without TLS to another machine.
         cut_after: seconds of silence after which the line counts as cut; more where the measured round trip says so.
@@ -101,11 +108,26 @@ class MoAClient:
                 "This drafter has no embeddings and head of its own. A client needs a standalone one: "
                 "`moa serve --export-client FOLDER` writes it, as does drafter.save_pretrained(..., standalone=True)."
             ) from error
-        if memory not in ("int8", "bfloat16", "float32"):
-            raise ValueError(f'memory must be "int8", "bfloat16" or "float32", not {memory!r}')
+        if memory not in get_args(MemoryFormat):
+            raise ValueError(f"memory must be one of {', '.join(get_args(MemoryFormat))}, not {memory!r}")
         self.drafter = drafter.eval()
         self.tokenizer, self.memory, self.connect_timeout = tokenizer, memory, connect_timeout
         self.identity = drafter_identity(drafter)
+        self.learnt = Learnt()  # how drafts have been doing, from text to text
+        self._level_seconds: tuple[float, float] | None = None
+        self._lock = threading.Lock()
+
+    def new_memory(self) -> RemoteMemory:
+        """What a text's drafts are made from."""
+        return NoDrafts(self.drafter) if self.memory == "none" else RemoteMemory(self.drafter)
+
+    def level_seconds(self) -> tuple[float, float]:
+        """What drafting a level of a chain and of a tree takes here; measured once."""
+        with self._lock:
+            if self._level_seconds is None:
+                widths = vector_widths(self.drafter.config)
+                self._level_seconds = drafting_seconds(self.new_memory(), widths, TREE_BREADTH)
+            return self._level_seconds
 
     def generate(
         self,
@@ -123,9 +145,11 @@ class MoAClient:
         offline: bool = True,
         start_offline: bool = False,
         patience: float = 60.0,
-        max_draft_levels: int = 12,
+        num_assistant_tokens: int = 12,
         draft_breadth: int = 4,
         draft_nodes: int = 32,
+        prompt_lookup_num_tokens: int = 16,
+        draft_policy: Literal["auto", "fixed"] = "auto",
     ) -> "ClientGeneration":
         """Begins a generation; nothing happens until its events are iterated over.
 
@@ -138,21 +162,20 @@ class MoAClient:
             offline: write on alone while the line is cut.
             start_offline: begin alone when there is no server, instead of raising.
             patience: seconds to wait for the server once nothing is left to be written alone.
-            max_draft_levels, draft_breadth, draft_nodes: upper limits of a draft; breadth 1 drafts chains.
+            num_assistant_tokens, draft_breadth, draft_nodes, prompt_lookup_num_tokens, draft_policy: as for
+                `target.generate`. "auto" weighs what a draft promises against what line, server and drafter take, as
+                measured all the time; the others are its upper limits.
 
         Raises:
             ValueError: an argument is impossible.
         """
         sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
         _check_sampling(sampling)
-        for name, value in (
-            ("max_new_tokens", max_new_tokens),
-            ("max_draft_levels", max_draft_levels),
-            ("draft_breadth", draft_breadth),
-            ("draft_nodes", draft_nodes),
-        ):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+        if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be a whole number of at least 1, not {max_new_tokens!r}")
+        options = DraftOptions(
+            num_assistant_tokens, 0.0, draft_breadth, draft_nodes, prompt_lookup_num_tokens, draft_policy
+        )
         if policy not in ("revise", "keep"):
             raise ValueError(f'policy must be "revise" or "keep", not {policy!r}')
         tokens = self._tokens(prompt)
@@ -162,9 +185,8 @@ class MoAClient:
                 f"The prompt's {len(tokens)} tokens and {max_new_tokens} new ones exceed the context of {limit}"
             )
         eos = self._eos() if eos_token_ids is None else sorted(set(eos_token_ids))
-        plan = DraftPlan(max_draft_levels, draft_breadth, draft_nodes)
         return ClientGeneration(
-            self, tokens, max_new_tokens, sampling, eos, policy, offline, start_offline, patience, plan
+            self, tokens, max_new_tokens, sampling, eos, policy, offline, start_offline, patience, options
         )
 
     def _tokens(self, prompt: str | Sequence[int] | torch.Tensor) -> list[int]:
@@ -196,6 +218,7 @@ class ClientGeneration:
 
     Attributes:
         target_calls: rounds that the server has answered.
+        drafted, accepted: levels drafted in them, and how many of these the target would have written.
         bytes_up, bytes_down: of messages, in rounds only.
     """
 
@@ -210,10 +233,10 @@ class ClientGeneration:
         offline: bool,
         start_offline: bool,
         patience: float,
-        plan: DraftPlan,
+        options: DraftOptions,
     ):
         self.client, self.prompt, self.sampling, self.eos = client, prompt, sampling, eos
-        self.max_new_tokens, self.policy, self.plan = max_new_tokens, policy, plan
+        self.max_new_tokens, self.policy, self.options = max_new_tokens, policy, options
         self.writes_offline, self.start_offline, self.patience = offline, start_offline, patience
         self.max_length = len(prompt) + max_new_tokens
         self.widths = vector_widths(client.drafter.config)
@@ -225,7 +248,12 @@ class ClientGeneration:
         self.kept = 0  # tokens that stand without having been judged
         self.adopting: tuple[int, list[int]] | None = None  # round and tokens of an Adopt without an answer yet
         self.finished: Literal["eos", "length"] | None = None
-        self.memory = RemoteMemory(client.drafter)
+        self.memory = client.new_memory()
+        self.lookup = RowLookup(self.final, None)
+        self.looked_at = len(self.final)  # tokens that lookup knows
+        self.drafting: AutoPolicy | FixedPolicy | None = None
+        self.costs: LineCosts | None = None
+        self.experience: Experience = client.learnt.experience()
         self.writer: OfflineWriter | None = None
 
         self.line: Line | None = None
@@ -235,7 +263,8 @@ class ClientGeneration:
         self.is_offline = False
         self.refused: ServerRefused | None = None
         self.last_error: Exception | None = None
-        self.length = DraftLength()
+        self.round_trip = RoundTrip()
+        self.drafted = self.accepted = 0
         self.target_calls = 0
         self.bytes_up = self.bytes_down = 0
         self._stopped = threading.Event()
@@ -257,6 +286,7 @@ class ClientGeneration:
             yield from self._write()
         finally:
             self._hang_up()
+            self.client.learnt.remember(self.experience)
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -358,6 +388,7 @@ class ClientGeneration:
             if message.token_bytes != self.codec.token_bytes:
                 raise ProtocolError(f"memory of {message.token_bytes} bytes per token, not {self.codec.token_bytes}")
             self.welcome = message
+            self._plan_drafts(message)
         elif isinstance(message, Working):
             if message.total:
                 yield Progress(message.done, message.total)
@@ -372,6 +403,18 @@ class ClientGeneration:
                 self.finished = message.finished
         elif isinstance(message, Memory):
             self._remember(message)
+
+    def _plan_drafts(self, welcome: Welcome) -> None:
+        """Decides by what this server can do and how long it takes."""
+        options = replace(self.options, draft_nodes=min(self.options.draft_nodes or 1, welcome.max_nodes))
+        chains_only = not welcome.trees
+        if options.draft_policy == "fixed":
+            self.drafting = FixedPolicy(options, chains_only)
+            return
+        assert self.line is not None, "it has just brought the welcome"
+        line = self.line.welcome_seconds if self.costs is None else self.costs.line
+        self.costs = LineCosts(dict(welcome.pass_seconds), *self.client.level_seconds(), observe=0.0, line=line)
+        self.drafting = AutoPolicy(options, chains_only, 1, self.costs, self.experience)
 
     def _remember(self, message: Memory) -> None:
         """Takes in memory of tokens that this text has and whose memory it lacks."""
@@ -430,7 +473,7 @@ class ClientGeneration:
         began = time.monotonic()
         adopting = list(self.provisional) if self.policy == "keep" else []
         message: Verify | Adopt
-        levels = 0
+        draft, plan = Draft(), DraftPlan(0)
         connection, welcome = self.connection, self.welcome
         assert connection is not None, "rounds begin once the line is ready"
         assert welcome is not None
@@ -439,10 +482,9 @@ class ClientGeneration:
             message = Adopt(session, self.round + 1, base, self.digest.digest(), adopting)
             self.adopting = (message.round, adopting)
         else:
-            draft = self._draft(welcome)
+            draft, plan = self._draft(welcome)
             parents = [] if draft.is_chain else draft.parents
             message = Verify(session, self.round + 1, base, self.digest.digest(), draft.tokens, parents)
-            levels = max(draft.depths, default=0)
         frame = encode(message)
         asked = time.monotonic()
         try:
@@ -450,7 +492,7 @@ class ClientGeneration:
             self.bytes_up += len(frame)
             reply = None
             while reply is None or self.memory.held < min(reply.held, len(self.final)):
-                answer = receive(connection, self.length.patience(self.client.address.cut_after))
+                answer = receive(connection, self.round_trip.patience(self.client.address.cut_after))
                 if isinstance(answer, Committed):
                     if answer.round != message.round or answer.base != base:
                         raise ProtocolError("an answer to another round")
@@ -467,7 +509,22 @@ class ClientGeneration:
             return
         self.target_calls += 1
         if not adopting:
-            self.length.saw(levels, min(reply.accepted, levels), asked - began, time.monotonic() - asked)
+            self._learn(plan, draft, reply, asked - began, time.monotonic() - asked)
+
+    def _learn(self, plan: DraftPlan, draft: Draft, reply: Committed, drafting: float, seconds: float) -> None:
+        """Takes in how a round went: seconds of drafting, and of the server's answer with all that came with it."""
+        self.round_trip.saw(seconds)
+        self.drafted += max(draft.depths, default=0)
+        self.accepted += reply.accepted
+        if self.costs is not None:
+            self.costs.saw_round(1 + len(draft), seconds, reply.seconds)
+        if self.drafting is not None:
+            children, path = draft.children(), [-1]
+            for token in reply.tokens:
+                if (path[-1], token) not in children:
+                    break
+                path.append(children[path[-1], token])
+            self.drafting.learn(plan, [draft], [path[1:]], (drafting, seconds))
 
     def _adopted(self, tokens: list[int], reply: Committed) -> Iterator[Event]:
         if reply.base != len(self.final) or reply.tokens != tokens or self.provisional[: len(tokens)] != tokens:
@@ -477,20 +534,24 @@ class ClientGeneration:
         self.kept += len(tokens)
         self._append(tokens)
 
-    def _draft(self, welcome: Welcome) -> Draft:
-        """What was written alone, if anything was; else what the drafter makes of its memory."""
+    def _draft(self, welcome: Welcome) -> tuple[Draft, DraftPlan]:
+        """What was written alone, if anything was; else what lookup finds and the drafter makes of its memory."""
         room = self.max_length - len(self.final) - 1
         depth = min(room, welcome.max_depth)
-        if self.provisional:
-            return Draft.chain(self.provisional[: min(depth, welcome.max_nodes)])
-        levels = self.length.choose(min(self.plan.levels, depth)) if depth > 0 else 0
-        if levels < 1:
-            return Draft()
-        breadth = self.plan.breadth if welcome.trees else 1
-        nodes = min(self.plan.nodes, welcome.max_nodes)
-        self.memory.follow(self.final[-1])
-        with torch.no_grad():
-            return self.memory.draft(DraftPlan(levels, breadth, nodes))[0]
+        if self.provisional or depth < 1:
+            return Draft.chain(self.provisional[: min(depth, welcome.max_nodes)]), DraftPlan(0)
+        assert self.drafting is not None, "a welcome comes before the first round"
+        self.lookup.learn(self.final[self.looked_at :])
+        self.looked_at = len(self.final)
+        found = self.lookup.draft(min(self.drafting.lookup_tokens(), depth, welcome.max_nodes))
+        plan = self.drafting.plan([found])
+        plan = replace(plan, levels=min(plan.levels, depth), nodes=min(plan.nodes, welcome.max_nodes))
+        drafted = Draft()
+        if plan.levels:
+            self.memory.follow(self.final)
+            with torch.no_grad():
+                drafted = self.memory.draft(plan)[0]
+        return self.drafting.choose(plan, [drafted.limited(depth)], [found])[0].best(welcome.max_nodes), plan
 
     # -- without a line ------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,9 @@
 
 import torch
 
+from ..generation.draft import Draft
 from ..generation.moa_source import MoASession
+from ..generation.sources import DraftPlan
 from ..modeling_moa import DraftContext, MoADrafterForCausalLM
 from .choosing import processors
 from .messages import Sampling
@@ -43,9 +45,16 @@ class RemoteMemory(MoASession):
             pieces = [(torch.cat([a[0], b[0]], 2), torch.cat([a[1], b[1]], 2)) for a, b in pairs]
         self.target_layers = pieces
 
-    def follow(self, token: int) -> None:
-        """The token after those held: drafts follow it."""
-        self.next_tokens = [token]
+    def follow(self, text: list[int]) -> None:
+        """The whole text so far; drafts follow its last token, the one after those held."""
+        self.next_tokens = [text[-1]]
+
+
+class NoDrafts(RemoteMemory):
+    """For clients that take no memory: nothing is drafted but what lookup finds."""
+
+    def draft(self, plan: DraftPlan) -> list[Draft]:
+        return [Draft()]
 
 
 class OfflineWriter:

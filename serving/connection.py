@@ -60,8 +60,16 @@ class Models:
     """What all connections share: target and drafter, the identity that clients must have, and the one thread in which
     models run."""
 
-    def __init__(self, target: PreTrainedModel, drafter: MoADrafterForCausalLM, identity: str, trees: bool):
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        drafter: MoADrafterForCausalLM,
+        identity: str,
+        trees: bool,
+        pass_seconds: dict[int, float],
+    ):
         self.target, self.drafter, self.identity, self.trees = target, drafter, identity, trees
+        self.pass_seconds = pass_seconds
         self.worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="moa-model")
         self.widths = vector_widths(drafter.config)
         self.vocab_size = drafter.config.vocab_size
@@ -133,7 +141,7 @@ class Connection:
         models = self.models
         if hello.version != VERSION:
             raise Refusal("version", f"this server speaks version {VERSION} of the protocol, not {hello.version}")
-        if hello.drafter != models.identity:
+        if hello.memory != "none" and hello.drafter != models.identity:
             raise Refusal("drafter", "the client's drafter is not the one that this server makes memory for")
         if hello.prompt > len(hello.tokens):
             raise ProtocolError("the prompt is longer than the text")
@@ -167,7 +175,8 @@ class Connection:
             if not self.has_place:
                 self.sessions.take_place()
                 self.has_place = True
-            text = RemoteText(models.target, models.drafter, hello.tokens, length, hello.eos, hello.sampling, seed)
+            drafter = None if hello.memory == "none" else models.drafter
+            text = RemoteText(models.target, drafter, hello.tokens, length, hello.eos, hello.sampling, seed)
             session = self.sessions.open(self.principal, hello, text)
         except NoRoom:
             raise Refusal("busy", "the server has no room for another text now", self.limits.retry_seconds) from None
@@ -195,7 +204,14 @@ class Connection:
         depth = min(self.limits.nodes, models.context or self.limits.nodes)
         await self._send(
             Welcome(
-                VERSION, session.name, session.ready, self.codec.token_bytes, self.limits.nodes, depth, models.trees
+                VERSION,
+                session.name,
+                session.ready,
+                self.codec.token_bytes,
+                self.limits.nodes,
+                depth,
+                models.trees,
+                models.pass_seconds,
             )
         )
         if not session.ready:

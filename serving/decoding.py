@@ -6,6 +6,7 @@ who drafts. Everything here is model work and belongs into the server's one work
 
 import hashlib
 from collections.abc import Iterator
+from weakref import WeakKeyDictionary
 
 import torch
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel, StoppingCriteriaList
@@ -14,7 +15,9 @@ from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ..generation.backlog import Backlog
+from ..generation.costs import measure_costs
 from ..generation.draft import Draft
+from ..generation.options import DraftOptions
 from ..generation.sources import DraftPlan, Verified
 from ..generation.target_pass import TargetPass, masked_pass_unavailable
 from ..generation.verify import Row, judge
@@ -66,13 +69,33 @@ class MemoryRecord:
         """There is one row."""
 
 
+class NoMemory:
+    """The same for clients that want no memory."""
+
+    hidden_states: tuple[int, ...] = ()
+    length = 0
+
+    def observe(self, verified: Verified) -> None:
+        pass
+
+    def cut(self, length: int) -> None:
+        pass
+
+    def draft(self, plan: DraftPlan) -> list[Draft]:
+        return [Draft()]
+
+    def select(self, rows: list[int]) -> None:
+        """There is one row."""
+
+
 class RemoteText:
     """A text that the target writes with drafts from elsewhere.
 
     Call `read` to its end first. `tokens` is everything final; the target's cache, and memory, lack the last of them.
 
     Args:
-        target, drafter: attached to each other.
+        target: what writes it.
+        drafter: makes memory, with parts lent by the target; None: nobody wants any.
         tokens: the text so far: a prompt, or a prompt and a part of its answer.
         max_length: of the whole text.
         eos: token ids that end it.
@@ -82,7 +105,7 @@ class RemoteText:
     def __init__(
         self,
         target: PreTrainedModel,
-        drafter: MoADrafterForCausalLM,
+        drafter: MoADrafterForCausalLM | None,
         tokens: list[int],
         max_length: int,
         eos: list[int],
@@ -95,9 +118,11 @@ class RemoteText:
         text_config = target.config.get_text_config(decoder=True)
         self.vocab_size = target.get_input_embeddings().num_embeddings
         self.context = getattr(text_config, "max_position_embeddings", None)
-        self.record = MemoryRecord(drafter)
-        last = drafter.config.target_num_hidden_layers
-        self.tail = range(last - drafter.config.target_layer_inference, last)
+        self.record: MemoryRecord | NoMemory = NoMemory()
+        if drafter is not None:
+            self.record = MemoryRecord(drafter)
+            last = drafter.config.target_num_hidden_layers
+            self.tail = range(last - drafter.config.target_layer_inference, last)
         criteria = StoppingCriteriaList([MaxLengthCriteria(max_length)])
         if eos:
             criteria.append(EosTokenCriteria(eos))
@@ -178,7 +203,8 @@ class RemoteText:
         self._wrote(tokens)
 
     def vectors(self, start: int, end: int) -> list[torch.Tensor]:
-        """Memory of the tokens from `start` to `end`, as `MemoryCodec` takes it."""
+        """Memory of the tokens from `start` to `end`, as `MemoryCodec` takes it; there must be some."""
+        assert isinstance(self.record, MemoryRecord)
         vectors = [self.record.between(start, end)]
         for index in self.tail:
             keys, values = self.passes.whole_layer(index)  # (1, kv_heads, T, head_dim)
@@ -235,6 +261,25 @@ def unservable(target: PreTrainedModel) -> str | None:
     if any(type(layer) is not DynamicLayer for layer in cache.layers) or kinds - {"full_attention"}:
         return "some of its layers forget old tokens (a sliding window), whose memory a client could not get again"
     return None
+
+
+class _Silent:
+    """A source that drafts nothing, so that passes alone are timed."""
+
+    def begin(self, target: PreTrainedModel, prompt_ids: list[list[int]], options: DraftOptions) -> NoMemory:
+        return NoMemory()
+
+
+_known: "WeakKeyDictionary[PreTrainedModel, dict[tuple[torch.dtype, str], dict[int, float]]]" = WeakKeyDictionary()
+
+
+def pass_seconds(target: PreTrainedModel) -> dict[int, float]:
+    """What a pass over so many tokens takes here. Measured once per target, some sixty of its steps."""
+    known = _known.setdefault(target, {})
+    key = (target.dtype, str(target.device))
+    if key not in known:
+        known[key] = measure_costs(target, _Silent()).passes
+    return known[key]
 
 
 def takes_trees(target: PreTrainedModel) -> bool:

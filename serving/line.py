@@ -10,6 +10,7 @@ import random
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -131,11 +132,15 @@ class Line:
 
     Args:
         hello: what to say first, as of the moment of saying it.
+
+    Attributes:
+        welcome_seconds: from hello to welcome: the line's round trip, before any of the target's work.
     """
 
     def __init__(self, address: Address, hello: Callable[[], Hello]):
         self.address, self.hello = address, hello
         self.arrived: queue.SimpleQueue[Arrived] = queue.SimpleQueue()
+        self.welcome_seconds = 0.0
         self._given_up = threading.Event()
         self._lock = threading.Lock()
         self._connection: ClientConnection | None = None
@@ -205,10 +210,13 @@ class Line:
 
     def _catch_up(self, connection: ClientConnection) -> None:
         hello = self.hello()
+        began = time.monotonic()
         connection.send(encode(hello))
         held, wanted = hello.held, None
         while wanted is None or held < wanted:
             message = receive(connection, self.address.cut_after)
+            if isinstance(message, Welcome):
+                self.welcome_seconds = time.monotonic() - began
             self.arrived.put(message)
             if isinstance(message, Committed):
                 wanted = message.held

@@ -23,7 +23,7 @@ class MemoryCodec:
     """Turns vectors into bytes and back.
 
     "float32" and "bfloat16" are the numbers, lowest byte first. "int8": per vector a float32 scale, then one signed
-    byte per number; a number is scale * byte, the largest in size being 127.
+    byte per number; a number is scale * byte, the largest in size being 127. "none": nothing travels.
 
     Args:
         widths: numbers in each of a token's vectors.
@@ -31,7 +31,9 @@ class MemoryCodec:
 
     def __init__(self, widths: list[int], form: MemoryFormat):
         self.widths, self.form = widths, form
-        if form == "int8":
+        if form == "none":
+            self.token_bytes = 0
+        elif form == "int8":
             self.token_bytes = sum(4 + width for width in widths)
         else:
             self.token_bytes = _SIZES[form] * sum(widths)
@@ -56,6 +58,8 @@ class MemoryCodec:
         Raises:
             ValueError: these are not the bytes of `count` tokens, or not of finite numbers.
         """
+        if self.form == "none":
+            raise ValueError("memory was not asked for")
         if len(data) != count * self.token_bytes or count < 1:
             raise ValueError(
                 f"memory of {count} tokens takes {count * self.token_bytes} bytes in {self.form}, not {len(data)}"

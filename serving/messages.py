@@ -27,7 +27,7 @@ SessionName = Annotated[str, Meta(min_length=16, max_length=64, pattern="^[A-Za-
 PrefixHash = Annotated[bytes, Meta(min_length=8, max_length=8)]
 Reason = Literal["version", "drafter", "invalid", "busy", "leaving", "session"]
 Ending = Literal["eos", "length"]
-MemoryFormat = Literal["int8", "bfloat16", "float32"]
+MemoryFormat = Literal["int8", "bfloat16", "float32", "none"]
 
 
 class Message(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
@@ -61,7 +61,8 @@ class Hello(Message, frozen=True, tag="hello"):
     Attributes:
         version: of the protocol.
         drafter: `drafter_identity` of the client's drafter; the server must have the same.
-        memory: how memory vectors travel.
+        memory: how memory vectors travel; "none": not at all, for clients that draft by other means. Any `drafter` will
+            do then.
         tokens: the whole text that is final for the client: prompt, then what was committed.
         prompt: how many of them are the prompt.
         max_new_tokens: in all, those already committed included.
@@ -130,15 +131,20 @@ class Welcome(Message, frozen=True, tag="welcome"):
         token_bytes: bytes of memory per token, see `MemoryCodec`.
         max_nodes, max_depth: of one draft.
         trees: whether drafts may branch.
+        pass_seconds: what a target pass over so many tokens takes here, for clients to weigh their drafts by.
     """
 
     version: int
     session: SessionName
     resumed: bool
-    token_bytes: Annotated[int, Meta(ge=1, le=1 << 26)]
+    token_bytes: Annotated[int, Meta(ge=0, le=1 << 26)]
     max_nodes: Annotated[int, Meta(ge=1, le=MAX_NODES)]
     max_depth: Annotated[int, Meta(ge=0, le=MAX_NODES)]
     trees: bool
+    pass_seconds: Annotated[
+        dict[Annotated[int, Meta(ge=1, le=1 + MAX_NODES)], Annotated[float, Meta(gt=0, le=3600)]],
+        Meta(min_length=1, max_length=64),
+    ]
 
 
 class Working(Message, frozen=True, tag="working"):

@@ -1,49 +1,80 @@
-"""How many tokens to draft before asking the server: measured, not set.
+"""What a round costs a client, line and target together, and when silence means a cut.
 
-With a chance `a` that a drafted token is accepted when those before it were, a draft of k levels yields
-(1 - a^(k+1)) / (1 - a) tokens on average, the target's own included. It takes the round trip R, which the server's work
-is part of, and k times the seconds d of drafting one level. The k with most tokens per second is taken: it grows with
-the logarithm of R (arXiv 2606.20591). Knows nothing of drafts or lines.
+How much to draft follows from it: the client decides with the policy that also decides beside the target
+(generation/policy.py), only that every pass costs the line's round trip on top. The longer the line, the more is
+drafted, and no faster than with its logarithm (arXiv 2606.20591). Knows nothing of drafts or connections.
 """
 
+import time
+from dataclasses import dataclass
 
-class DraftLength:
-    """Follows one line and one text."""
+import torch
+
+from ..generation.costs import Costs
+from ..generation.sources import DraftPlan
+from .client_memory import RemoteMemory
+
+_CALIBRATION_TOKENS, _LEVELS = 64, 3
+
+
+@dataclass
+class LineCosts(Costs):
+    """Costs where the target is far away: what a pass takes there, as the server says, and the line's round trip.
+
+    Attributes:
+        line: seconds of a round that are not the target's work.
+    """
+
+    line: float = 0.0
+
+    def pass_seconds(self, tokens: int) -> float:
+        return self.line + super().pass_seconds(tokens)
+
+    def saw_pass(self, tokens: int, seconds: float) -> None:
+        """A policy sees whole rounds; `saw_round` knows what they are made of."""
+
+    def saw_round(self, tokens: int, seconds: float, work: float) -> None:
+        """Follows line and server: a round over so many tokens took so long, `work` of it on the server."""
+        self.line += (max(seconds - work, 0.0) - self.line) / 4
+        self.scale *= min(max(work / max(super().pass_seconds(tokens), 1e-9), 0.5), 2.0) ** 0.2
+
+
+class RoundTrip:
+    """Follows how long rounds take, the server's work included, as TCP does (RFC 6298)."""
 
     def __init__(self) -> None:
-        self.right, self.tried = 3.0, 5.0  # accepted and judged drafts, old ones fading
-        self.round_trip: float | None = None
+        self.seconds: float | None = None
         self.variation = 0.0
-        self.level = 0.0
 
-    @property
-    def acceptance(self) -> float:
-        return min(self.right / self.tried, 0.99)
-
-    def choose(self, most: int) -> int:
-        """Levels to draft, from 1 to `most`; all of them before anything was measured."""
-        round_trip = self.round_trip
-        if round_trip is None:
-            return most
-        a = self.acceptance
-
-        def rate(levels: int) -> float:
-            return (1 - a ** (levels + 1)) / (1 - a) / (round_trip + levels * self.level)
-
-        return max(range(1, most + 1), key=rate, default=0)
-
-    def saw(self, levels: int, accepted: int, draft_seconds: float, round_trip: float) -> None:
-        """Takes in a round: levels drafted, how many of them were accepted, and the time both parts took."""
-        if levels:
-            self.right = 0.95 * self.right + accepted
-            self.tried = 0.95 * self.tried + accepted + (accepted < levels)
-            self.level += (draft_seconds / levels - self.level) * (0.2 if self.level else 1.0)
-        if self.round_trip is None:
-            self.round_trip, self.variation = round_trip, round_trip / 2
-        else:  # as TCP does (RFC 6298)
-            self.variation += (abs(round_trip - self.round_trip) - self.variation) / 4
-            self.round_trip += (round_trip - self.round_trip) / 8
+    def saw(self, seconds: float) -> None:
+        if self.seconds is None:
+            self.seconds, self.variation = seconds, seconds / 2
+        else:
+            self.variation += (abs(seconds - self.seconds) - self.variation) / 4
+            self.seconds += (seconds - self.seconds) / 8
 
     def patience(self, least: float) -> float:
         """Seconds of silence after which a line counts as cut."""
-        return least if self.round_trip is None else max(least, self.round_trip + 4 * self.variation)
+        return least if self.seconds is None else max(least, self.seconds + 4 * self.variation)
+
+
+@torch.no_grad()
+def drafting_seconds(memory: RemoteMemory, widths: list[int], tree_breadth: int) -> tuple[float, float]:
+    """Seconds of one level of a chain, and of a tree of that breadth; the quicker of two tries.
+
+    Args:
+        memory: an empty one, to be thrown away.
+        widths: of the vectors that it takes in.
+    """
+    tokens = [0] * _CALIBRATION_TOKENS
+    memory.take(tokens, [torch.zeros(len(tokens), width) for width in widths])
+    memory.follow([*tokens, 0])
+    best = []
+    for breadth, nodes in ((1, _LEVELS), (tree_breadth, 16)):
+        tries = []
+        for _ in range(2):
+            began = time.perf_counter()
+            memory.draft(DraftPlan(_LEVELS, breadth, nodes))
+            tries.append(time.perf_counter() - began)
+        best.append(min(tries) / _LEVELS)
+    return best[0], best[1]

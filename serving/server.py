@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from ..modeling_moa import MoADrafterForCausalLM, WrongTargetError
 from .auth import ANYONE, Tokens, check_address
 from .connection import Connection, Models
-from .decoding import takes_trees, unservable
+from .decoding import pass_seconds, takes_trees, unservable
 from .identity import drafter_identity
 from .messages import PATH, SESSION_HEADER
 from .metrics import Metrics
@@ -62,7 +62,7 @@ class MoAServer:
         drafter.eval()
         self.limits = limits or Limits()
         self.tokens = tokens
-        self.models = Models(target, drafter, drafter_identity(drafter), takes_trees(target))
+        self.models = Models(target, drafter, drafter_identity(drafter), takes_trees(target), pass_seconds(target))
         self.sessions = Sessions(self.limits)
         self.metrics = Metrics()
         self.connections: set[Connection] = set()

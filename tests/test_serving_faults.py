@@ -69,7 +69,7 @@ class Lab:
 
     def generate(self, **options: object) -> ClientGeneration:
         client = self.world.client(f"ws://127.0.0.1:{self.link.port}", cut_after=0.4)
-        return client.generate(IDS, **({"max_new_tokens": TOKENS, "max_draft_levels": 4} | options))
+        return client.generate(IDS, **({"max_new_tokens": TOKENS, "num_assistant_tokens": 4} | options))
 
 
 @pytest.fixture

@@ -1,7 +1,9 @@
 """The link emulator, alone and between two real processes, and the commands that start them."""
 
 import json
+import math
 import os
+import random
 import re
 import socket
 import subprocess
@@ -16,9 +18,11 @@ from tiny import byte_tokenizer, tiny_drafter, tiny_target
 
 import moa_spec
 from moa_spec.cli import main
-from moa_spec.serving.draft_length import DraftLength
+from moa_spec.generation import Draft, DraftOptions
+from moa_spec.generation.policy import AutoPolicy, Experience
 from moa_spec.serving.events import Confirmed, Token, Transcript, Withdrawn
 from moa_spec.serving.link import Conditions, Link, Profile
+from moa_spec.serving.pace import LineCosts, RoundTrip
 
 
 class Echo:
@@ -143,19 +147,46 @@ def test_links_that_lead_nowhere(echo: Echo) -> None:
             listen(link)
 
 
-def test_draft_length_grows_with_distance_and_acceptance() -> None:
-    def chosen(round_trip: float, accepted: int) -> int:
-        length = DraftLength()
-        for _ in range(60):
-            length.saw(8, accepted, 0.08, round_trip)
-        return length.choose(30)
+def test_drafts_grow_with_distance_and_acceptance() -> None:
+    """What the client's policy asks for, once it knows line, server and drafter; a level is right with these odds."""
 
-    distances = [chosen(r, 6) for r in (0.02, 0.2, 2.0, 20.0)]
+    def levels(line: float, odds: float) -> float:
+        costs = LineCosts({1: 0.05, 2: 0.05, 5: 0.06, 9: 0.07, 33: 0.2}, 0.004, 0.006, observe=0.0)
+        policy = AutoPolicy(DraftOptions(30, 0.0, 1, 30, 0), False, 1, costs, Experience())
+        chance, judged = random.Random(0), []
+        for _ in range(200):
+            plan = policy.plan([Draft()])
+            wanted = 0
+            while wanted < plan.levels and odds ** (wanted + 1) >= plan.confidence:
+                wanted += 1
+            chain = Draft.chain(list(range(wanted)), [math.log(odds)] * wanted)
+            draft = policy.choose(plan, [chain], [Draft()])[0]
+            accepted = 0
+            while accepted < len(draft) and chance.random() < odds:
+                accepted += 1
+            work = costs.pass_seconds(1 + len(draft)) - costs.line
+            costs.saw_round(1 + len(draft), line + work, work)
+            policy.learn(plan, [draft], [list(range(accepted))], (0.004 * wanted, line + work))
+            judged.append(len(draft))
+        return sum(judged[100:]) / 100
+
+    distances = [levels(line, 0.85) for line in (0.0, 0.1, 1.0, 10.0)]
     assert distances == sorted(distances)
     assert distances[0] < distances[-1]
-    assert 2 * (distances[2] - distances[1]) >= distances[3] - distances[2], "no faster than the logarithm"
-    assert chosen(0.2, 1) < chosen(0.2, 4) < chosen(0.2, 8)
-    assert DraftLength().choose(7) == 7
+    assert levels(0.1, 0.3) < levels(0.1, 0.6) < levels(0.1, 0.9)
+
+
+def test_lines_are_followed() -> None:
+    costs = LineCosts({1: 0.05, 5: 0.1}, 0.004, 0.006, observe=0.0)
+    for _ in range(40):
+        costs.saw_round(5, 0.5, 0.3)
+    assert costs.line == pytest.approx(0.2, rel=0.01)
+    assert costs.pass_seconds(5) == pytest.approx(0.5, rel=0.05)
+    trip = RoundTrip()
+    assert trip.patience(3.0) == 3.0
+    for _ in range(40):
+        trip.saw(5.0)
+    assert 5.0 <= trip.patience(3.0) < 5.5
 
 
 def test_transcripts_notice_what_does_not_fit() -> None:
