@@ -18,6 +18,7 @@ class DraftContext(Protocol):
     self_attention: KeyValue
     cross_attention: KeyValue
     target_layers: list[KeyValue]
+    memory: torch.Tensor | None  # (B, T, E), of the tokens encoded last
 
     @property
     def length(self) -> int: ...

@@ -56,6 +56,7 @@ class MoASession:
         self.self_attention = _Growing()
         self.cross_attention = _Growing()
         self.target_layers: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.memory: torch.Tensor | None = None  # (B, 1, E), of each row's newest verified token
         self.valid: torch.Tensor | None = None  # (B, capacity), kept only where rows differ
         self.next_tokens = [0] * rows
         self.next_positions = torch.zeros(rows, 1, dtype=torch.long, device=drafter.device)
@@ -104,6 +105,10 @@ class MoASession:
                 self.cross_attention.write(new.cross_attention, row, start, count)
                 self.lengths[row] = start + count
                 self.next_positions[row] = position_ids[row, count - 1] + 1
+                if new.memory is not None:
+                    if self.memory is None:
+                        self.memory = new.memory[:, :1].clone()
+                    self.memory[row, 0] = new.memory[row, count - 1]
                 if self.rows > 1:
                     self._mark_valid(row, start, start + count)
         self.next_tokens = list(next_tokens)
@@ -121,6 +126,7 @@ class MoASession:
         self.lengths = [self.lengths[row] for row in rows]
         self.next_tokens = [self.next_tokens[row] for row in rows]
         self.next_positions = self.next_positions[rows]
+        self.memory = None if self.memory is None else self.memory[rows]
         self.self_attention.select(rows)
         self.cross_attention.select(rows)
         end = max(self.lengths)
@@ -137,6 +143,7 @@ class MoASession:
             self_attention=(own_keys, own_values),
             cross_attention=(cross_keys, cross_values),
             target_layers=self.target_layers,
+            memory=self.memory,
         )
 
     # -- drafting ------------------------------------------------------------------------------------------------------

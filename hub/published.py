@@ -299,6 +299,8 @@ def _check_published_design(config: MoADrafterConfig, layout: Layout) -> None:
         refuse(f"it drafts over {config.draft_vocab_size} token ids (draft_vocab_ids)")
     if config.head_norm:
         refuse("it has a norm before the head (head_norm.weight)")
+    if config.newest_memory:
+        refuse("its queries read the newest memory (newest_memory_map.weight)")
     if config.layer_self_attention_num_attention_heads != config.num_attention_heads:
         heads = config.layer_self_attention_num_attention_heads
         refuse(f"LSA has {heads} attention heads, and theirs always has the target's {config.num_attention_heads}")

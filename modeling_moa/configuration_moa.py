@@ -58,6 +58,9 @@ class MoADrafterConfig(PreTrainedConfig):
             published. "entry": one more LSA entry, mapped to `2 * E_kv`. "add": mapped and added to the memory.
         draft_vocab_size: draft over this many token ids instead of all of them; the ids are a buffer of the model.
         head_norm: an RMSNorm between the drafter and the lent head.
+        newest_memory: the newest verified token's memory, normed and mapped, is added to CA's queries. Attention brings
+            each query only what fits through CA's few value heads; this is the whole vector, at the price of one
+            product per round.
 
     The target's identity, checked when it is attached:
         target_name, target_revision: where it was loaded from.
@@ -92,6 +95,7 @@ class MoADrafterConfig(PreTrainedConfig):
     memory_hidden_state: Literal["none", "entry", "add"] = "none"
     draft_vocab_size: int | None = None
     head_norm: bool = False
+    newest_memory: bool = False
 
     hidden_act: str = "silu"
     rms_norm_eps: float = 1e-6

@@ -102,6 +102,7 @@ def test_untrained_drafter_changes_nothing(family: str, seed: int) -> None:
         memory_hidden_state=r.choice(["none", "entry", "add"]),
         draft_vocab_size=r.choice([None, 30]),
         head_norm=r.random() < 0.5,
+        newest_memory=seed % 2 == 1,
     )
     moa_spec.attach(target, drafter)
     call = {"inputs": prompt(r.choice([1, 9, 30]), seed), **random_call(r)}

@@ -172,6 +172,7 @@ def test_what_is_not_of_the_published_design_is_not_written(tmp_path: Path) -> N
         ({"memory_hidden_state": "entry"}, "hidden_state_map"),
         ({"draft_vocab_size": 9}, "draft_vocab_ids"),
         ({"head_norm": True}, "head_norm"),
+        ({"newest_memory": True}, "newest_memory_map"),
         ({"layer_self_attention_num_attention_heads": 2}, "LSA has 2 attention heads"),
         ({"target_layer_inference": 1}, "reuses 1 target layers"),
         ({"cross_attention_num_key_value_heads": 1}, "has 2 and 1"),

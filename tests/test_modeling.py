@@ -31,12 +31,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "hidden_added": {"memory_hidden_state": "add"},
     "draft_vocabulary": {"draft_vocab_size": 20},
     "head_norm": {"head_norm": True},
+    "newest_memory": {"newest_memory": True},
     "everything": {
         "target_layer_inference": 1,
         "layer_self_attention_layers": [1, 2],
         "memory_hidden_state": "add",
         "draft_vocab_size": 20,
         "head_norm": True,
+        "newest_memory": True,
     },
 }
 IDS = prompt(12, rows=2)
@@ -153,6 +155,7 @@ def test_only_its_own_weights_are_saved_and_moved(
         "cross_attention.",
         "hidden_state_map.",
         "head_norm.",
+        "newest_memory_",
     )
     names = set(drafter.state_dict())
     assert all(name.startswith(allowed) or name == "draft_vocab_ids" for name in names)

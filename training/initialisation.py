@@ -36,6 +36,8 @@ def initialise_from_target(drafter: MoADrafterForCausalLM, target: PreTrainedMod
     for block in (drafter.cross_attention, drafter.layer_self_attention):
         block.self_attn.o_proj.weight.zero_()
         block.mlp.down_proj.weight.zero_()
+    if drafter.config.newest_memory:
+        drafter.newest_memory_map.weight.zero_()
     if drafter.config.head_norm:
         drafter.head_norm.weight.copy_(target.get_decoder().norm.weight)
 

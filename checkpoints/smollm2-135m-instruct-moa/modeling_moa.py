@@ -42,12 +42,14 @@ class DraftContext:
     """What the drafter keeps about verified tokens of one generation.
 
     `self_attention` and `cross_attention` are keys and values, (B, kv_heads, T, head_dim). `target_layers` is, with
-    TLI = N, the target's own keys and values of its last N layers, read where they lie in its cache.
+    TLI = N, the target's own keys and values of its last N layers, read where they lie in its cache. `memory` is that
+    of the tokens encoded last, (B, T', E), of which drafting reads the last one.
     """
 
     self_attention: KeyValue
     cross_attention: KeyValue
     target_layers: list[KeyValue] = field(default_factory=list)
+    memory: torch.Tensor | None = None
 
     @property
     def length(self) -> int:
@@ -55,12 +57,12 @@ class DraftContext:
         return self.self_attention[0].shape[2]
 
     def extended(self, newer: "DraftContext") -> "DraftContext":
-        """This context followed by `newer`; `target_layers` are taken from `newer` as they are."""
+        """This context followed by `newer`; `target_layers` and `memory` are taken from `newer` as they are."""
         pairs = zip(
             (self.self_attention, self.cross_attention), (newer.self_attention, newer.cross_attention), strict=True
         )
         joined = [(torch.cat([a[0], b[0]], 2), torch.cat([a[1], b[1]], 2)) for a, b in pairs]
-        return DraftContext(joined[0], joined[1], newer.target_layers)
+        return DraftContext(joined[0], joined[1], newer.target_layers, newer.memory)
 
 
 @dataclass
@@ -295,6 +297,9 @@ class MoADrafterForCausalLM(MoAPreTrainedModel, GenerationMixin):
             self.hidden_state_map = nn.Linear(width, out)
         if config.head_norm:
             self.head_norm = MoARMSNorm(width, config.rms_norm_eps)
+        if config.newest_memory:
+            self.newest_memory_norm = MoARMSNorm(width, config.rms_norm_eps)
+            self.newest_memory_map = nn.Linear(width, width, bias=False)
         if config.draft_vocab_size is not None:
             self.register_buffer("draft_vocab_ids", torch.arange(config.draft_vocab_size))
         self._lent: LentParts | None = None
@@ -581,6 +586,7 @@ class MoADrafterForCausalLM(MoAPreTrainedModel, GenerationMixin):
             self.self_attention.key_value(embeddings, tables),
             self.cross_attention.key_value(memory, tables),
             target_layers or [],
+            memory if self.config.newest_memory else None,
         )
 
     # -- once per drafted level --------------------------------------------------------------------------------------
@@ -628,7 +634,12 @@ class MoADrafterForCausalLM(MoAPreTrainedModel, GenerationMixin):
         key = torch.cat([context.self_attention[0], new_key], dim=2)
         value = torch.cat([context.self_attention[1], new_value], dim=2)
         after_self = self.self_attention(hidden, tables, key, value, self_mask)
-        prediction = self.cross_attention(after_self, tables, *context.cross_attention, cross_mask)
+        query = after_self
+        if self.config.newest_memory:
+            if context.memory is None:
+                raise ValueError("This drafter reads the newest memory, and the context holds none")
+            query = self.with_newest_memory(after_self, context.memory[:, -1:])
+        prediction = self.cross_attention(query, tables, *context.cross_attention, cross_mask)
         kept = [(new_key, new_value)]
 
         layer_input = prediction
@@ -644,6 +655,10 @@ class MoADrafterForCausalLM(MoAPreTrainedModel, GenerationMixin):
             self_attention_states=after_self,
             drafted=kept,
         )
+
+    def with_newest_memory(self, queries: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+        """CA's queries (B, Q, E) with the newest memory that each may read, (B, Q or 1, E)."""
+        return queries + self.newest_memory_map(self.newest_memory_norm(memory))
 
     def run_target_layers(
         self, layer_input: torch.Tensor, position_ids: torch.Tensor, mask: torch.Tensor | None, cache: Cache | None
