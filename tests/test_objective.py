@@ -82,10 +82,17 @@ def _batch(target, drafter, rows: int = 2, length: int = 30) -> dict[str, torch.
 
 @pytest.mark.parametrize("tail", [0, 1])
 @pytest.mark.parametrize("hidden_state", ["none", "entry", "add"])
-def test_training_predicts_exactly_what_drafting_predicts(tail: int, hidden_state: str) -> None:
+@pytest.mark.parametrize("newest", [False, True])
+def test_training_predicts_exactly_what_drafting_predicts(tail: int, hidden_state: str, newest: bool) -> None:
     """The T-step mask promises that a position sees in training what it will see in a draft: compare the two."""
     target = tiny_target()
-    drafter = tiny_drafter(target, target_layer_inference=tail, memory_hidden_state=hidden_state, head_norm=True)
+    drafter = tiny_drafter(
+        target,
+        target_layer_inference=tail,
+        memory_hidden_state=hidden_state,
+        head_norm=True,
+        newest_memory=newest,
+    )
     drafter.lend(target)
     batch = _batch(target, drafter, rows=1)
     synchronised = torch.zeros(1, 30, dtype=torch.bool)
@@ -131,7 +138,9 @@ def test_padding_and_prompts_bear_no_loss() -> None:
 
 def test_every_own_parameter_learns_and_nothing_lent_does() -> None:
     target = tiny_target().requires_grad_(False)
-    drafter = tiny_drafter(target, target_layer_inference=1, memory_hidden_state="add", head_norm=True)
+    drafter = tiny_drafter(
+        target, target_layer_inference=1, memory_hidden_state="add", head_norm=True, newest_memory=True
+    )
     drafter.lend(target)
     batch = _batch(target, drafter)
     synchronised = draw_synchronised(batch["lengths"], batch["prompt_lengths"], 30, (4, 6), [0, 1])

@@ -128,10 +128,13 @@ def training_objective(
     self_mask, cross_mask, last = bounded_masks(synchronised, query_positions, lengths, staircase)
 
     positions = torch.arange(width, device=device)[None].expand(rows, width)
-    context = drafter.encode(ids, batch["layer_states"], positions)
+    memory = drafter.memory(batch["layer_states"])
+    context = drafter.encode_memory(ids, memory, positions)
     tables = rotary_tables(query_positions, drafter.config.head_dim, drafter.config.rope_theta, drafter.compute_dtype)
     hidden = drafter.lent.embed(ids.gather(1, query_positions)).to(drafter.compute_dtype)
     hidden = drafter.self_attention(hidden, tables, *context.self_attention, self_mask)
+    if drafter.config.newest_memory:
+        hidden = drafter.with_newest_memory(hidden, memory.gather(1, last[..., None].expand_as(hidden)))
     predicted_input = prediction = drafter.cross_attention(hidden, tables, *context.cross_attention, cross_mask)
 
     is_synchronised = synchronised.gather(1, query_positions)
