@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from moa_spec.training.distillation_loss import distillation_loss
+from moa_spec.training.initialisation import with_newest_memory
 from moa_spec.training.objective import (
     ObjectiveConfig,
     agreement,
@@ -111,6 +112,24 @@ def test_training_predicts_exactly_what_drafting_predicts(tail: int, hidden_stat
             hidden.append(step.hidden[0])
     torch.testing.assert_close(output.hidden, torch.cat(hidden), atol=2e-5, rtol=1e-4)
     assert output.depth.tolist() == list(range(22))
+
+
+def test_the_newest_memory_is_added_to_a_trained_drafter_without_changing_its_drafts() -> None:
+    target = tiny_target()
+    drafter = tiny_drafter(target, memory_hidden_state="add", draft_vocab_size=30)
+    with torch.no_grad():
+        drafter.draft_vocab_ids.copy_(torch.arange(30) * 2)
+    grown = with_newest_memory(drafter)
+    batch = _batch(target, drafter, rows=1)
+    synchronised = draw_synchronised(batch["lengths"], batch["prompt_lengths"], 30, (4, 5), [0])
+    hidden = []
+    for model in (drafter, grown):
+        model.lend(target)
+        hidden.append(training_objective(model, batch, ObjectiveConfig(), synchronised).hidden)
+    assert torch.equal(*hidden)
+    assert torch.equal(drafter.draft_vocab_ids, grown.draft_vocab_ids)
+    assert grown.config.newest_memory
+    assert not drafter.config.newest_memory
 
 
 def test_padding_and_prompts_bear_no_loss() -> None:

@@ -42,6 +42,16 @@ def initialise_from_target(drafter: MoADrafterForCausalLM, target: PreTrainedMod
         drafter.head_norm.weight.copy_(target.get_decoder().norm.weight)
 
 
+@torch.no_grad()
+def with_newest_memory(drafter: MoADrafterForCausalLM) -> MoADrafterForCausalLM:
+    """A copy of a trained drafter that can learn to read the newest memory; at first it drafts as before."""
+    config = type(drafter.config).from_dict(drafter.config.to_dict() | {"newest_memory": True})
+    copy = MoADrafterForCausalLM(config).to(drafter.dtype)
+    copy.load_state_dict(drafter.state_dict(), strict=False)
+    copy.newest_memory_map.weight.zero_()
+    return copy
+
+
 def copy_layer(source: nn.Module, block: nn.Module) -> None:
     """Copies what has the same shape; of a wider MLP, the channels with the largest weights."""
     theirs = dict(source.named_parameters())

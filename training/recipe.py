@@ -24,7 +24,8 @@ class Recipe:
         held_out: one row in so many is kept for evaluation and never trained on.
         drafter_type: "moa", or a baseline of `benchmarks/baselines`: "eagle", "medusa", "glide".
         drafter: fields of the drafter's configuration that differ from its `for_target`.
-        start_from: a trained drafter to go on from, with its sizes and draft vocabulary; `drafter` may not differ.
+        start_from: a trained drafter to go on from, with its sizes. `drafter` may differ in the draft vocabulary's
+            size (chosen anew) and in `newest_memory` (added).
         initialise_from_target: without `start_from`: start SA, CA and the head norm from the target's own layers.
         objective: weights and intervals of the loss.
         staircase_epochs: epochs over which the staircase mask fades out.

@@ -28,7 +28,7 @@ from .activations import ActivationCache, ActivationDataset
 from .batched_decoding import end_token_ids
 from .curve import draw_curve
 from .distill import read_rows
-from .initialisation import frequent_tokens
+from .initialisation import frequent_tokens, with_newest_memory
 from .kind import MOA, DrafterKind
 from .recipe import Recipe
 from .trainer import MoATrainer
@@ -66,6 +66,8 @@ def new_drafter(
         raise ValueError(f"The recipe is for a drafter of type {recipe.drafter_type}, not {kind.name}")
     if recipe.start_from:
         drafter = kind.model.from_pretrained(recipe.start_from, dtype=torch.float32)
+        if recipe.drafter.get("newest_memory") and not drafter.config.newest_memory:
+            drafter = with_newest_memory(drafter)
         for name, value in recipe.drafter.items():
             if name != "draft_vocab_size" and getattr(drafter.config, name) != value:
                 raise ValueError(f"{recipe.start_from} has {name} {getattr(drafter.config, name)}, the recipe {value}")
