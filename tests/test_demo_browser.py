@@ -1,6 +1,6 @@
 """The demo in a real browser: runs a prompt, steps rounds, stops, cuts and reconnects, at desk and phone width.
 
-Screenshots go to the folder that MOA_SCREENSHOTS names, when it names one.
+Screenshots are kept in screenshots/, which git ignores, or in the folder that MOA_SCREENSHOTS names.
 """
 
 import os
@@ -23,6 +23,7 @@ pytest.importorskip("gradio", reason="gradio is not installed (pip install 'moa-
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (apt-get install chromium)")
 
 PATIENCE = 60_000  # milliseconds
+SCREENSHOTS = Path(os.environ.get("MOA_SCREENSHOTS") or Path(__file__).resolve().parent.parent / "screenshots")
 
 
 class Slowly:
@@ -67,9 +68,8 @@ def page(browser: Any, url: str) -> Iterator[Any]:
 
 
 def keep(page: Any, name: str) -> None:
-    if folder := os.environ.get("MOA_SCREENSHOTS"):
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
 
 
 def press(page: Any, name: str) -> None:
