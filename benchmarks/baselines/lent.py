@@ -96,6 +96,7 @@ class BaselineDrafter(MoADrafterForCausalLM):
     """Borrows the target's parts as a MoA drafter does, and has its own blocks in place of MoA's."""
 
     config_class = BaselineConfig
+    _auto_class = None  # unlike MoA's, its code does not travel with a checkpoint
 
     def __init__(self, config: Any):
         MoAPreTrainedModel.__init__(self, config)  # MoADrafterForCausalLM's would build the blocks of MoA

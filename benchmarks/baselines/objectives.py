@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from ...modeling_moa.modeling_moa import KeyValue, rotate
 from ...training.objective import ObjectiveConfig, ObjectiveOutput, scored
 
 
-def blocks(synchronised: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def blocks(synchronised: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The blocks of every row, (B, N) each, N the most that a row has.
 
     Args:
@@ -19,7 +20,7 @@ def blocks(synchronised: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Ten
         lengths: (B,) real tokens per row.
 
     Returns:
-        First positions, how many positions, and which blocks are real.
+        First positions, and how many positions, 0 where a row has fewer blocks.
     """
     width = synchronised.shape[1]
     positions = torch.arange(width, device=synchronised.device)
@@ -33,7 +34,7 @@ def blocks(synchronised: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Ten
     # the first synchronised or missing position after each one
     ends = torch.where(bearing, width, positions).flip(1).cummin(dim=1).values.flip(1)
     sizes = ends.gather(1, starts) - starts
-    return starts, torch.where(real, sizes, 0), real
+    return starts, torch.where(real, sizes, 0)
 
 
 def eagle_objective(
@@ -49,38 +50,75 @@ def eagle_objective(
     step, was shown to be better by HASS (arXiv 2408.15766) and EAGLE-3; here it is done to the end of every block. The
     tokens are the true ones, as they are for MoA. Arguments as for `training_objective`.
     """
-    ids, lengths, true = batch["input_ids"], batch["lengths"], batch["last_hidden"]
+    ids, true = batch["input_ids"], batch["last_hidden"]
     rows, width = ids.shape
     positions = torch.arange(width, device=ids.device)
     before = torch.cat([torch.zeros_like(true[:, :1]), true[:, :-1]], dim=1)
     context = drafter.encode(ids, before, positions.expand(rows, width))
-    key, value = context.self_attention
+    starts, sizes = blocks(synchronised, batch["lengths"])
+    visible = (positions <= starts[..., None])[:, None]  # (B, 1, N, T): verified tokens and the block's first one
 
-    starts, sizes, _ = blocks(synchronised, lengths)
-    count = starts.shape[1]
-    # a query sees the verified tokens up to its block's first one, and what was drafted in its own block
-    verified = (positions <= starts[..., None])[:, None]  # (B, 1, N, T)
-    own_block = torch.eye(count, dtype=torch.bool, device=ids.device).expand(rows, 1, -1, -1)
-    mask = verified
-    wide = [-1, -1, true.shape[-1]]
-    features = before.gather(1, starts[..., None].expand(*wide))
+    layer = drafter.layer
+    row, block = torch.where(sizes > 0)  # M blocks; those that have ended are left out of deeper steps
+    features = before[row, starts[row, block]]  # (M, E)
+    drafted: list[KeyValue] = []  # of the block's own drafts, (M, kv_heads, head_dim) each
     chosen, found_rows, found_positions, depths = [], [], [], []
     for depth in range(int(sizes.max())):
-        at = (starts + depth).clamp(max=width - 1)
-        hidden = drafter.joined(ids.gather(1, at), features)
-        tables = drafter.tables(at)
-        if depth:
-            new_key, new_value = drafter.layer.key_value(hidden, tables)
-            key, value = torch.cat([key, new_key], dim=2), torch.cat([value, new_value], dim=2)
-            mask = torch.cat([mask, own_block], dim=-1)
-        features = drafter.normed(drafter.layer(hidden, tables, key, value, mask))
-        row, block = torch.where(depth < sizes)
-        chosen.append(features[row, block])
+        at = starts[row, block] + depth
+        hidden = drafter.joined(ids[row, at], features)
+        normed, tables = layer.input_layernorm(hidden), drafter.tables(at[None])
+        if depth:  # the first one's key is among the verified ones already
+            key, value = layer.self_attn.key_value(normed[None], tables)
+            drafted.append((key[0].transpose(0, 1), value[0].transpose(0, 1)))
+        attended = _attend(layer.self_attn, normed, tables, context.self_attention, drafted, visible, row, block)
+        hidden = hidden + layer.self_attn.o_proj(attended)
+        features = drafter.normed(hidden + layer.mlp(layer.post_attention_layernorm(hidden)))
+        chosen.append(features)
         found_rows.append(row)
-        found_positions.append(at[row, block])
+        found_positions.append(at)
         depths.append(torch.full_like(row, depth))
+        goes_on = depth + 1 < sizes[row, block]
+        row, block, features = row[goes_on], block[goes_on], features[goes_on]
+        drafted = [(key[goes_on], value[goes_on]) for key, value in drafted]
     row, position = torch.cat(found_rows), torch.cat(found_positions)
     return scored(drafter, config, torch.cat(chosen), true[row, position], torch.cat(depths), row)
+
+
+def _attend(
+    attention: Any,
+    normed: torch.Tensor,
+    tables: KeyValue,
+    verified: KeyValue,
+    drafted: list[KeyValue],
+    visible: torch.Tensor,
+    row: torch.Tensor,
+    block: torch.Tensor,
+) -> torch.Tensor:
+    """Attention of M queries, (M, E), to what is `visible` (B, 1, N, T) of their row and to their own block's drafts.
+
+    Written out because a mask over all blocks' drafts would double what every query looks at.
+    """
+    keys, values = verified  # (B, kv_heads, T, head_dim)
+    rows, groups, width, dim = keys.shape
+    count = visible.shape[2]
+    query = rotate(attention.q_proj(normed).view(1, len(row), -1, dim).transpose(1, 2), tables)[0].transpose(0, 1)
+    query = query.reshape(len(row), groups, -1, dim)  # (M, kv_heads, shared, dim)
+    shared = query.shape[2]
+    padded = query.new_zeros(rows, count, groups, shared, dim).index_put((row, block), query)
+    padded = padded.permute(0, 2, 3, 1, 4).reshape(rows, groups, shared * count, dim)
+    scores = (padded @ keys.transpose(2, 3)).view(rows, groups, shared, count, width)
+    scores = scores.masked_fill(~visible[:, :, None], torch.finfo(scores.dtype).min)
+    scores = scores.permute(0, 3, 1, 2, 4)[row, block]  # (M, kv_heads, shared, T)
+    if drafted:
+        own = torch.stack([key for key, _ in drafted], dim=2)  # (M, kv_heads, depth, dim)
+        scores = torch.cat([scores, query @ own.transpose(2, 3)], dim=-1)
+    weights = (scores * attention.scaling).softmax(dim=-1, dtype=torch.float32).to(values.dtype)
+    spread = weights.new_zeros(rows, count, groups, shared, width).index_put((row, block), weights[..., :width])
+    spread = spread.permute(0, 2, 3, 1, 4).reshape(rows, groups, shared * count, width)
+    attended = (spread @ values).view(rows, groups, shared, count, dim).permute(0, 3, 1, 2, 4)[row, block]
+    if drafted:
+        attended = attended + weights[..., width:] @ torch.stack([value for _, value in drafted], dim=2)
+    return attended.reshape(len(row), -1)
 
 
 def medusa_objective(
@@ -95,7 +133,7 @@ def medusa_objective(
     Positions deeper than there are heads are left out. Arguments as for `training_objective`.
     """
     true = batch["last_hidden"]
-    starts, sizes, _ = blocks(synchronised, batch["lengths"])
+    starts, sizes = blocks(synchronised, batch["lengths"])
     newest = true.gather(1, (starts - 1).clamp(min=0)[..., None].expand(-1, -1, true.shape[-1]))
     chosen, found_rows, found_positions, depths = [], [], [], []
     for depth in range(min(int(sizes.max()), drafter.config.num_heads)):
