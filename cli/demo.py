@@ -1,6 +1,8 @@
 """Starts the demo: a page in the browser that shows what is drafted, kept and thrown away. Ctrl-C ends it."""
 
 import argparse
+import os
+import time
 
 from .arguments import add_model_arguments, load_models
 
@@ -15,14 +17,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    began = time.monotonic()
+    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # nothing leaves this machine
     try:
         import gradio  # noqa: F401
     except ModuleNotFoundError:
         raise RuntimeError("The demo needs Gradio: pip install 'moa-spec[demo]'") from None
-    target, drafter, tokenizer = load_models(args)
-    from ..demo.app import build
-    from ..demo.decoding import warm_up
+    from ..demo.app import build_page
+    from ..demo.models import Loaded, Models
 
-    warm_up(target, tokenizer, drafter)
-    app = build(target, tokenizer, drafter)
-    app.launch(server_name=args.host, server_port=args.port, inbrowser=args.open, run_history=False)
+    models = Models()
+    app = build_page(models)
+    app.launch(
+        server_name=args.host,
+        server_port=args.port,
+        inbrowser=args.open,
+        quiet=True,
+        prevent_thread_lock=True,
+        run_history=False,
+    )
+    try:
+        print(f"{app.local_url} is there after {time.monotonic() - began:.1f} s; loading the models", flush=True)
+        target, drafter, tokenizer = load_models(args)
+        from ..demo.decoding import warm_up
+
+        warm_up(target, tokenizer, drafter)
+        models.put(Loaded(target, tokenizer, drafter))
+        print(f"Ready after {time.monotonic() - began:.1f} s. Ctrl-C ends it.", flush=True)
+        app.block_thread()
+    finally:
+        app.close(verbose=False)

@@ -1,19 +1,21 @@
 """One generation as text for the terminal, showing who wrote what.
 
-Knows: tokens, their origin and how to mark them. Does not know models or timing. What is marked by colour is marked by
-signs as well; without colour the signs alone are left.
+Knows how marked tokens look in a terminal; which token is what, generation/marks.py knows. What is marked by colour is
+marked by signs as well; without colour the signs alone are left.
 """
 
 from collections.abc import Iterator
+from itertools import groupby
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ..generation.trace import GenerationTrace, RoundTrace
+    from ..generation.trace import GenerationTrace
 
 Kind = Literal["accepted", "own", "thrown"]
 
+_KINDS: dict[str, Kind] = {"accepted": "accepted", "lookup": "accepted", "own": "own", "rejected": "thrown"}
 _SIGNS: dict[Kind, tuple[str, str]] = {"accepted": ("", ""), "own": ("[", "]"), "thrown": ("~", "~")}
 _STYLES: dict[Kind, str] = {"accepted": "\x1b[4;32m", "own": "\x1b[1m", "thrown": "\x1b[2;9;31m"}
 _PLAIN = "\x1b[0m"
@@ -51,51 +53,12 @@ def render(generation: "GenerationTrace", tokenizer: "PreTrainedTokenizerBase", 
 
 def pieces(generation: "GenerationTrace", tokenizer: "PreTrainedTokenizerBase") -> Iterator[tuple[str, Kind]]:
     """Stretches of text and their kind. All but the thrown-away ones together are the answer's text."""
-    written: list[int] = []
-    shown = ""
+    from ..generation.marks import MarkedText  # brings torch along, which `moa --help` does not wait for
 
-    def grow(tokens: list[int]) -> str:
-        """The text that these tokens add. A character that is not complete yet waits for its last token."""
-        nonlocal shown
-        written.extend(tokens)
-        text = decode(tokenizer, written)
-        if text.endswith("\ufffd"):
-            return ""
-        added, shown = text[len(shown) :], text
-        return added
-
-    segments: list[tuple[str, Kind]] = [(grow(generation.first_tokens[:1]), "own")]
-    for entry in generation.rounds:
-        if entry.row != 0:
-            continue
-        segments.append((grow(entry.tokens[: entry.accepted]), "accepted"))
-        segments += [(text, "thrown") for text in thrown_away(entry, tokenizer)]
-        segments.append((grow(entry.tokens[entry.accepted :]), "own"))
-    segments.append((decode(tokenizer, written)[len(shown) :], "own"))
-    yield from (segment for segment in segments if segment[0])
-
-
-def thrown_away(entry: "RoundTrace", tokenizer: "PreTrainedTokenizerBase") -> list[str]:
-    """The drafts of one round that the target did not keep, one text per branch, the most probable ones first."""
-    nodes = entry.nodes
-    children: dict[int, list[int]] = {}
-    for index, node in enumerate(nodes):
-        if not node.accepted:
-            children.setdefault(node.parent, []).append(index)
-    for siblings in children.values():
-        siblings.sort(key=lambda index: -nodes[index].probability)
-    branches = []
-    starts = [
-        child for parent, siblings in children.items() if parent < 0 or nodes[parent].accepted for child in siblings
-    ]
-    for start in sorted(starts, key=lambda index: -nodes[index].depth)[:_SHOWN_PATHS]:
-        path = [start]
-        while path[-1] in children:
-            path.append(children[path[-1]][0])
-        branches.append(str(tokenizer.decode([nodes[index].token for index in path])))
-    return branches
-
-
-def decode(tokenizer: "PreTrainedTokenizerBase", token_ids: list[int]) -> str:
-    """The text as the answer shows it, without end-of-text and the like."""
-    return str(tokenizer.decode(token_ids, skip_special_tokens=True))
+    text = MarkedText(tokenizer, branches=_SHOWN_PATHS)
+    text.catch_up(generation)
+    text.finish()
+    for (_, _, kind), marks in groupby(text.marks, lambda mark: (mark.round, mark.branch, _KINDS[mark.kind])):
+        stretch = "".join(mark.text for mark in marks)
+        if stretch:
+            yield stretch, kind

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
-from ..serving.decoding import unservable
+from . import views
 from .decode_tab import MODEL, add_decode_tab
 from .line_tab import add_line_tab
+from .models import Loaded, Models
 from .results_tab import FOLDER, add_results_tab
 from .stops import Stops
 
@@ -35,10 +36,19 @@ def build(
     gpu: Callable[[Any], Any] | None = None,
     results: Path = FOLDER,
 ) -> gr.Blocks:
-    """The app, not launched.
+    """The app, not launched. See `build_page`.
 
     Args:
         target: with the drafter attached.
+    """
+    return build_page(Models(Loaded(target, tokenizer, drafter)), gpu=gpu, results=results)
+
+
+def build_page(models: Models, *, gpu: Callable[[Any], Any] | None = None, results: Path = FOLDER) -> gr.Blocks:
+    """The app, not launched.
+
+    Args:
+        models: may still be loading; the page says so, and what was begun meanwhile waits for them.
         gpu: decorates the generator function that runs the models, such as `spaces.GPU`.
         results: the folder with result files of `moa bench`.
     """
@@ -47,13 +57,15 @@ def build(
     with gr.Blocks(title="moa-spec", analytics_enabled=False) as app:
         gr.HTML(f"<style>{_STYLE.read_text(encoding='utf-8')}</style>")  # here, so that any launch() has it
         gr.Markdown(_INTRODUCTION)
+        banner = gr.HTML(label="Models", html_template=views.LIVE_REGION)
         with gr.Tab("Decode"):
-            add_decode_tab(target, tokenizer, drafter, stops, gpu)
-        if gpu is None and unservable(target) is None:  # a borrowed GPU is not there between two calls
-            with gr.Tab("Client and server"):
-                enders.append(add_line_tab(target, tokenizer, drafter, MODEL))
+            add_decode_tab(models, stops, gpu)
+        with gr.Tab("Client and server", visible=gpu is None and _servable(models)) as line_tab:
+            enders.append(add_line_tab(models, MODEL))
         with gr.Tab("Results"):
             add_results_tab(app, results)
+        if models.loaded is None:
+            _watch_loading(app, models, banner, line_tab)
 
         def leave(request: gr.Request) -> None:
             """Somebody closed the page: nobody waits for what is still being decoded."""
@@ -62,3 +74,25 @@ def build(
 
         app.unload(leave)
     return app.queue(default_concurrency_limit=8)
+
+
+def _watch_loading(app: gr.Blocks, models: Models, banner: gr.HTML, line_tab: gr.Tab) -> None:
+    """Says on every open page that the models are loading, until they are there."""
+    timer = gr.Timer(1.0)
+
+    def look() -> dict[Any, Any]:
+        if models.loaded is None:
+            return {banner: f"Loading the models, {models.waited:.0f} s so far …"}
+        return {banner: "", timer: gr.Timer(active=False), line_tab: gr.Tab(visible=_servable(models))}
+
+    for event in (app.load, timer.tick):
+        event(look, None, [banner, timer, line_tab], queue=False, show_progress="hidden", api_visibility="private")
+
+
+def _servable(models: Models) -> bool:
+    """Whether the target can be far away; yes as long as it is not known."""
+    if models.loaded is None:
+        return True
+    from ..serving.decoding import unservable
+
+    return unservable(models.loaded.target) is None

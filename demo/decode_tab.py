@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from . import views
-from .comparison import Comparison, compare
-from .decoding import MOST_NEW_TOKENS, BadRequest, Request
 from .examples import EXAMPLES
-from .marks import MarkedText, legend
+from .marks import legend
+from .models import Models
+from .request import MOST_NEW_TOKENS, BadRequest, Request
 from .stops import Stops
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from ..modeling_moa import MoADrafterForCausalLM
+    from .comparison import Comparison
 
 MODEL = "model"
 """Gradio's concurrency_id of everything that runs the models."""
@@ -27,23 +25,20 @@ MODEL = "model"
 _SAMPLED = 0.8  # temperature
 
 
-def add_decode_tab(
-    target: "PreTrainedModel",
-    tokenizer: "PreTrainedTokenizerBase",
-    drafter: "MoADrafterForCausalLM",
-    stops: Stops,
-    gpu: Callable[[Any], Any] | None,
-) -> None:
+def add_decode_tab(models: Models, stops: Stops, gpu: Callable[[Any], Any] | None) -> None:
     """The tab's contents, inside the current Gradio context, and the endpoints `/decode` and `/stop`."""
 
-    def run_models(request: Request, session: str) -> Iterator[Comparison]:
+    def compare(request: Request, session: str) -> Iterator["Comparison"]:
+        from .comparison import compare
+
+        loaded = models.get()
         event = stops.latest(session)
         try:
-            yield from compare(target, tokenizer, drafter, request, event)
+            yield from compare(loaded.target, loaded.tokenizer, loaded.drafter, request, event)
         finally:
             stops.end(session, event)
 
-    models = gpu(run_models) if gpu else run_models
+    decoding = gpu(compare) if gpu else compare
 
     with gr.Row():
         with gr.Column(scale=3):
@@ -106,8 +101,14 @@ def add_decode_tab(
         result = None
         try:
             wanted = Request(prompt or "", int(length), temperature, shape, int(levels), bool(lookup))
-            written = {"drafted": MarkedText(tokenizer), "plain": MarkedText(tokenizer)}
-            for result in models(wanted, session):
+            for seconds in models.loading(stops.latest(session)):
+                yield {status: views.loading(seconds)}
+            if models.loaded is None:
+                yield {status: "Stopped before it began."}
+                return
+            tokenizer = models.loaded.tokenizer
+            written = views.empty_texts(tokenizer)
+            for result in decoding(wanted, session):
                 shown = {}
                 if not (result.drafted.finished and result.plain.seconds):  # what stands still is not sent again
                     text = views.catch_up(written["drafted"], result.drafted)
@@ -139,11 +140,11 @@ def add_decode_tab(
     def finish() -> dict[Any, Any]:
         return {run_button: gr.update(interactive=True), stop_button: gr.update(interactive=False)}
 
-    def show_round(result: Comparison | None, number: float) -> str:
-        return "" if result is None else views.round_html(result, tokenizer, int(number))
+    def show_round(result: "Comparison | None", number: float) -> str:
+        return "" if result is None else views.round_html(result, models.get().tokenizer, int(number))
 
-    def step(by: int) -> Callable[[Comparison | None, float], int]:
-        def stepped(result: Comparison | None, number: float) -> int:
+    def step(by: int) -> Callable[["Comparison | None", float], int]:
+        def stepped(result: "Comparison | None", number: float) -> int:
             most = len(result.rounds) if result else 1
             return max(1, min(most, int(number) + by))
 
@@ -192,7 +193,7 @@ def add_decode_tab(
         result = None
         try:
             wanted = Request(prompt, max_new_tokens, temperature, shape, levels, lookup, seed)  # type: ignore[arg-type]
-            for progress in models(wanted, session):
+            for progress in decoding(wanted, session):
                 result = progress
         except BadRequest as error:
             raise gr.Error(str(error), print_exception=False) from None
@@ -200,7 +201,7 @@ def add_decode_tab(
             stops.end(session, event)
         if result is None:
             raise gr.Error("Stopped before it began.", print_exception=False)
-        return views.as_data(result, tokenizer)
+        return views.as_data(result, models.get().tokenizer)
 
     gr.api(decode, api_name="decode", concurrency_id=MODEL, concurrency_limit=1)
 

@@ -8,82 +8,22 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from ..generation import record_trace
 from ..generation.trace import GenerationTrace, Trace
+from ..serving.decoding import pass_seconds, unservable
+from .request import BadRequest, Request
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from ..modeling_moa import MoADrafterForCausalLM
 
-Shape = Literal["automatic", "chain", "tree"]
-MOST_CHARACTERS = 20_000
-MOST_NEW_TOKENS = 512
-_TREE_BREADTH = 3
-_LOOKUP_TOKENS = 16
 _REFRESH_SECONDS = 0.2  # more often would take time from the models
-
-
-class BadRequest(ValueError):
-    """A prompt or setting that cannot be decoded; the message is for the person who gave it."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is to be decoded, and how.
-
-    Attributes:
-        prompt: goes through the chat template where the tokenizer has one.
-        temperature: 0 is greedy.
-        shape: "automatic" measures what pays, with chains, trees and lookup; the others do as told in every round.
-        levels: tokens drafted one after another, at most.
-        lookup: also copies drafts from the text so far.
-    """
-
-    prompt: str
-    max_new_tokens: int = 128
-    temperature: float = 0.0
-    shape: Shape = "automatic"
-    levels: int = 6
-    lookup: bool = True
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.prompt.strip():
-            raise BadRequest("The prompt is empty: type something, or pick an example.")
-        if len(self.prompt) > MOST_CHARACTERS:
-            raise BadRequest(f"The prompt has {len(self.prompt)} characters; at most {MOST_CHARACTERS} can be used.")
-        if any(0xD800 <= ord(character) < 0xE000 for character in self.prompt):
-            raise BadRequest("The prompt is not valid text: it has half of a character pair in it.")
-        if not 1 <= self.max_new_tokens <= MOST_NEW_TOKENS:
-            raise BadRequest(f"The answer's length must be from 1 to {MOST_NEW_TOKENS} tokens.")
-        if not 0 <= self.temperature <= 2:
-            raise BadRequest("The temperature must be from 0 (greedy) to 2.")
-        if self.shape not in ("automatic", "chain", "tree"):
-            raise BadRequest('The draft must be "automatic", "chain" or "tree".')
-        if not 1 <= self.levels <= 16:
-            raise BadRequest("The depth must be from 1 to 16 drafted tokens.")
-
-    def sampling(self) -> dict[str, Any]:
-        """Arguments of `generate`, the same for both ways of decoding."""
-        if self.temperature == 0:
-            return {"do_sample": False}
-        return {"do_sample": True, "temperature": self.temperature, "top_k": 0, "top_p": 1.0}
-
-    def drafting(self) -> dict[str, Any]:
-        """Arguments of `generate` that say how to draft."""
-        options: dict[str, Any] = {"num_assistant_tokens": self.levels}
-        options["prompt_lookup_num_tokens"] = _LOOKUP_TOKENS if self.lookup else 0
-        if self.shape == "automatic":
-            return options | {"draft_policy": "auto"}
-        breadth = 1 if self.shape == "chain" else _TREE_BREADTH
-        nodes = self.levels * breadth
-        return options | {"draft_policy": "fixed", "draft_breadth": breadth, "draft_nodes": nodes}
 
 
 def encode(request: Request, target: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> Any:
@@ -223,9 +163,12 @@ class _Running:
 
 
 def warm_up(target: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", drafter: "MoADrafterForCausalLM") -> None:
-    """Decodes a few tokens both ways, so that the first visitor does not wait for calibration and first calls."""
+    """Decodes a few tokens both ways and measures the target's passes, so that the first visitor does not wait for
+    calibrations and first calls."""
     request = Request("Hello", max_new_tokens=8)
     inputs = encode(request, target, tokenizer)
     for assistant in (drafter, None):
         for _ in watch(target, inputs, request, assistant, threading.Event()):
             pass
+    if unservable(target) is None:
+        pass_seconds(target)

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from ..generation.marks import MarkedText
 from ..serving.client import ClientGeneration, MoAClient
 from ..serving.events import Confirmed, Event, Finished, LineState, Token, Transcript, Withdrawn
-from ..serving.link import Link
+from ..serving.link import Conditions, Link, Profile
 from ..serving.server import MoAServer, serve_in_thread
 from ..serving.sessions import Limits
-from .marks import MarkedText
+from .plain_api import PlainClient, PlainText, add_plain_route
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -37,6 +38,8 @@ class OverTheLine:
         calls_while_cut: the server's answers between a cut and the reconnection.
         line: "connecting", "connected" or "offline".
         reason: why it ended, None while it goes on; see `serving.events.Finished`.
+        plain: the same text from a plain streaming API, over a line of its own that is cut at the same time.
+        plain_bytes_up, plain_bytes_down: over that line.
     """
 
     transcript: Transcript = field(default_factory=Transcript)
@@ -50,6 +53,9 @@ class OverTheLine:
     seconds: float = 0.0
     reason: str | None = None
     exact: bool = False
+    plain: PlainText = field(default_factory=PlainText)
+    plain_bytes_up: int = 0
+    plain_bytes_down: int = 0
 
     @property
     def provisional(self) -> int:
@@ -90,70 +96,116 @@ class OverTheLine:
             text.finish()
         return text
 
+    def plain_marks(self, tokenizer: "PreTrainedTokenizerBase") -> MarkedText:
+        """What the plain client has: all of it the target's."""
+        text = MarkedText(tokenizer)
+        for token in list(self.plain.token_ids):
+            text.add(token, "verified")
+        if self.plain.ended:
+            text.finish()
+        return text
+
+
+def conditions(round_trip_ms: float, down_mbit: float, up_mbit: float) -> Profile:
+    """A line whose round trip varies by a quarter, as the presets' do; 0 Mbit/s is no limit."""
+    return Profile((Conditions(round_trip_ms, round_trip_ms / 4, down_mbit, up_mbit),))
+
+
+class Lines:
+    """The two clients' lines, which are cut and restored together. Safe with several threads."""
+
+    def __init__(self, moa: Link, plain: Link, generation: ClientGeneration, plain_client: PlainClient):
+        self.moa, self.plain, self.generation, self.plain_client = moa, plain, generation, plain_client
+
+    def cut(self) -> None:
+        self.moa.cut("refused")
+        self.plain.cut("refused")
+
+    def restore(self) -> None:
+        self.moa.restore()
+        self.plain.restore()
+
+    def stop(self) -> None:
+        """Ends both texts."""
+        self.generation.stop()
+        self.plain_client.stop()
+
 
 def write_over_line(
     target: "PreTrainedModel",
     drafter: "MoADrafterForCausalLM",
     tokenizer: "PreTrainedTokenizerBase",
     prompt: str,
-    profile: str,
+    profile: str | Profile,
     max_new_tokens: int,
     *,
     cut_after: int = 0,
     reconnect_after: int = 0,
-    began: Callable[[Link, ClientGeneration], None] = lambda link, generation: None,
+    began: Callable[[Lines], None] = lambda lines: None,
 ) -> Iterator[OverTheLine]:
     """Writes a greedy answer over an emulated line, and yields how far it is a few times a second.
 
+    A plain client asks the same server for the same text at the same time; both take turns with the one target.
+
     Args:
-        profile: of the line, a name in `serving.link.PROFILES`.
-        cut_after: cuts the line by itself after so many tokens; 0: only when somebody calls `link.cut`.
+        profile: of each line, or a profile's name in `serving.link.PROFILES`.
+        cut_after: cuts both lines by itself after so many tokens; 0: only when somebody calls `Lines.cut`.
         reconnect_after: restores such a cut after so many provisional tokens, or when the text is at its end.
-        began: is told the line and the generation, to cut, restore and stop them from other threads.
+        began: is told the lines, to cut, restore and stop them from other threads.
 
     Raises:
         ValueError: the prompt does not fit.
         WrongTargetError: this target cannot be served.
     """
     server = MoAServer(target, drafter, _LIMITS)
+    add_plain_route(server)
     with serve_in_thread(server) as url:
         address = urlsplit(url)
-        with Link(str(address.hostname), int(address.port or 0), profile) as link:
+        host, port = str(address.hostname), int(address.port or 0)
+        with Link(host, port, profile) as link, Link(host, port, profile) as plain_link:
             client = MoAClient(f"ws://127.0.0.1:{link.port}", drafter, tokenizer, cut_after=1.0)
             generation = client.generate(prompt, max_new_tokens=max_new_tokens, patience=_PATIENCE)
-            began(link, generation)
-            yield from _watch(generation, link, max_new_tokens, cut_after, reconnect_after)
+            plain = PlainClient(plain_link.port, generation.prompt, max_new_tokens, generation.eos)
+            lines = Lines(link, plain_link, generation, plain)
+            began(lines)
+            try:
+                yield from _watch(lines, max_new_tokens, cut_after, reconnect_after)
+            finally:
+                lines.stop()
+                plain_link.close()  # wakes a client that waits for its next token
+                plain.join()
 
 
-def _watch(
-    generation: ClientGeneration, link: Link, most: int, cut_after: int, reconnect_after: int
-) -> Iterator[OverTheLine]:
-    seen = OverTheLine()
+def _watch(lines: Lines, most: int, cut_after: int, reconnect_after: int) -> Iterator[OverTheLine]:
+    generation, link = lines.generation, lines.moa
+    seen = OverTheLine(plain=lines.plain_client.text)
     started = shown = time.monotonic()
     calls_at_cut: int | None = None
     cut_by_itself = restored = False
-    try:
-        for event in generation:
-            before = seen.line
-            seen.add(event)
-            now = time.monotonic()
-            seen.target_calls, seen.seconds = generation.target_calls, now - started
-            seen.bytes_up, seen.bytes_down = link.bytes_up, link.bytes_down
-            if seen.line == "offline":
-                if before != "offline":
-                    calls_at_cut = generation.target_calls
-                if calls_at_cut is not None:
-                    seen.calls_while_cut = generation.target_calls - calls_at_cut
-            if cut_after and not cut_by_itself and len(seen.transcript.tokens) >= cut_after:
-                cut_by_itself = True
-                link.cut("refused")
-            if cut_by_itself and not restored and reconnect_after and isinstance(event, Token) and seen.provisional:
-                at_end = len(seen.transcript.tokens) >= most or event.token in generation.eos
-                if at_end or seen.provisional >= reconnect_after:
-                    restored = True
-                    link.restore()
-            if now - shown >= _REFRESH_SECONDS or isinstance(event, (LineState, Withdrawn, Finished)):
-                shown = now
-                yield seen
-    finally:
-        generation.stop()
+    for event in generation:
+        before = seen.line
+        seen.add(event)
+        now = time.monotonic()
+        seen.target_calls, seen.seconds = generation.target_calls, now - started
+        seen.bytes_up, seen.bytes_down = link.bytes_up, link.bytes_down
+        seen.plain_bytes_up, seen.plain_bytes_down = lines.plain.bytes_up, lines.plain.bytes_down
+        if seen.line == "offline":
+            if before != "offline":
+                calls_at_cut = generation.target_calls
+            if calls_at_cut is not None:
+                seen.calls_while_cut = generation.target_calls - calls_at_cut
+        if cut_after and not cut_by_itself and len(seen.transcript.tokens) >= cut_after:
+            cut_by_itself = True
+            lines.cut()
+        if cut_by_itself and not restored and reconnect_after and isinstance(event, Token) and seen.provisional:
+            at_end = len(seen.transcript.tokens) >= most or event.token in generation.eos
+            if at_end or seen.provisional >= reconnect_after:
+                restored = True
+                lines.restore()
+        if now - shown >= _REFRESH_SECONDS or isinstance(event, (LineState, Withdrawn, Finished)):
+            shown = now
+            yield seen
+    while not seen.plain.ended and seen.reason != "stopped":
+        time.sleep(_REFRESH_SECONDS)
+        seen.plain_bytes_up, seen.plain_bytes_down = lines.plain.bytes_up, lines.plain.bytes_down
+        yield seen

@@ -1,6 +1,7 @@
 """A comparison as HTML for the page and as plain data for the API.
 
-Knows comparisons, figures and words. Does not know Gradio. What it shows is escaped here.
+Knows comparisons, figures and words. Does not know Gradio. What it shows is escaped here. Modules that bring torch
+along are imported when there is something to show: the page is up before.
 """
 
 import base64
@@ -10,14 +11,15 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from .charts import draw_acceptance, draw_lengths, seconds_table
-from .comparison import Comparison
-from .decoding import Progress
-from .marks import GONE, MarkedText, render, text_after, visible
+from .marks import STRUCK, render, visible
 from .tree_picture import draw
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from ..generation.marks import MarkedText
+    from .comparison import Comparison
+    from .decoding import Progress
     from .line import OverTheLine
 
 _NOTHING = "-"
@@ -25,7 +27,19 @@ LIVE_REGION = '<div role="status" aria-live="polite" class="moa">${value}</div>'
 """Gradio's template of a text whose changes screen readers read out."""
 
 
-def catch_up(text: MarkedText, progress: Progress) -> MarkedText:
+def loading(seconds: float) -> str:
+    """What somebody reads who is there before the models are."""
+    return f"The models are still loading, {seconds:.0f} s so far. It begins by itself when they are there."
+
+
+def empty_texts(tokenizer: "PreTrainedTokenizerBase") -> dict[str, "MarkedText"]:
+    """The texts of both sides, to be caught up with them."""
+    from ..generation.marks import MarkedText
+
+    return {"drafted": MarkedText(tokenizer), "plain": MarkedText(tokenizer)}
+
+
+def catch_up(text: "MarkedText", progress: "Progress") -> "MarkedText":
     """Adds to `text` what is new on one side. Plain decoding has only the target's own tokens."""
     if progress.generation is None:
         text.add_own(progress.token_ids[len(text.token_ids) :])
@@ -36,12 +50,12 @@ def catch_up(text: MarkedText, progress: Progress) -> MarkedText:
     return text
 
 
-def text_html(text: MarkedText, name: str) -> str:
+def text_html(text: "MarkedText", name: str) -> str:
     """A marked text. `name` is "drafted", "plain" or "line", for the style sheet."""
     return f'<div class="moa moa-{name}">{render(text.marks)}</div>'
 
 
-def figures_html(result: Comparison) -> str:
+def figures_html(result: "Comparison") -> str:
     """Both clocks side by side."""
     drafted, plain = result.drafted, result.plain
     rows = [
@@ -59,7 +73,7 @@ def figures_html(result: Comparison) -> str:
     )
 
 
-def verdict(result: Comparison) -> str:
+def verdict(result: "Comparison") -> str:
     """The outcome, or where things are, in one or two sentences."""
     if result.stopped:
         return "Stopped. What was written until then is shown."
@@ -83,18 +97,20 @@ def error_html(message: str) -> str:
     return f'<div class="moa moa-error" role="alert">{html.escape(message)}</div>'
 
 
-def charts_html(result: Comparison) -> str:
+def charts_html(result: "Comparison") -> str:
     """The figures of all rounds."""
     parts = (draw_acceptance(result.rounds), draw_lengths(result.rounds), seconds_table(result.rounds))
     return f'<div class="moa">{"".join(parts)}</div>'
 
 
-def round_html(result: Comparison, tokenizer: "PreTrainedTokenizerBase", number: int) -> str:
+def round_html(result: "Comparison", tokenizer: "PreTrainedTokenizerBase", number: int) -> str:
     """One round: picture, the target's choice, and where its time went.
 
     Args:
         number: from 1; what lies outside is brought inside.
     """
+    from ..generation.marks import text_after
+
     rounds, generation = result.rounds, result.drafted.generation
     if generation is None or not rounds:
         return '<p class="moa">There was no round after the prefill.</p>'
@@ -114,13 +130,15 @@ def round_html(result: Comparison, tokenizer: "PreTrainedTokenizerBase", number:
     return f'<div class="moa">{"".join(f"<p class=moa-says>{words}</p>" for words in said)}{picture}</div>'
 
 
-def as_data(result: Comparison, tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
+def as_data(result: "Comparison", tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
     """Everything about a comparison, ready for JSON: the answer of the API and the trace to download."""
+    from ..generation.marks import MarkedText
+
     text = catch_up(MarkedText(tokenizer), result.drafted)
     return {
         "request": asdict(result.request),
         "prompt_tokens": result.prompt_tokens,
-        "text": "".join(mark.text for mark in text.marks if mark.kind not in GONE),
+        "text": "".join(mark.text for mark in text.marks if mark.kind not in STRUCK),
         "token_ids": result.drafted.token_ids,
         "marks": [asdict(mark) for mark in text.marks],
         "stopped": result.stopped,
@@ -132,7 +150,7 @@ def as_data(result: Comparison, tokenizer: "PreTrainedTokenizerBase") -> dict[st
     }
 
 
-def download_html(result: Comparison, tokenizer: "PreTrainedTokenizerBase") -> str:
+def download_html(result: "Comparison", tokenizer: "PreTrainedTokenizerBase") -> str:
     """A link that holds the trace itself, so that no file with somebody's text lies on the server."""
     content = json.dumps(as_data(result, tokenizer), ensure_ascii=False).encode("utf-8", "replace")
     data = base64.b64encode(content).decode()
@@ -160,27 +178,65 @@ def line_status(seen: "OverTheLine") -> str:
     return states[seen.line] + told
 
 
+def line_picture(seen: "OverTheLine | None") -> str:
+    """Phone, line and server, with what is on each of them; None: nothing is written yet."""
+    state = "connecting" if seen is None else seen.line
+    words = {"connecting": "the line", "connected": "connected", "offline": "✂ the line is cut"}
+    went = "" if seen is None else f"{seen.bytes_up / 1000:.1f} kB up, {seen.bytes_down / 1000:.1f} kB down"
+    doing = {
+        "connecting": "",
+        "connected": "asks the target in every round",
+        "offline": "writes on alone, provisionally",
+    }
+    if seen is not None and seen.reason is not None:
+        doing[state] = "done" if seen.exact else "ended"
+    judges = {"connecting": "", "connected": "judges every draft", "offline": "out of reach"}
+    return (
+        f'<div class="moa moa-halves"><div class="moa-half"><strong>Phone</strong> the drafter<br>{doing[state]}</div>'
+        f'<div class="moa-wire moa-wire-{state}"><span>{words[state]}</span><span>{went}</span></div>'
+        f'<div class="moa-half"><strong>Server</strong> the target<br>{judges[state]}</div></div>'
+    )
+
+
+def plain_status(seen: "OverTheLine") -> str:
+    """How the plain client fares, in a sentence."""
+    words = {
+        "waiting": "Waiting for the first token.",
+        "streaming": "Tokens come as the server decides them.",
+        "cut": "✂ The connection broke. There is nothing to go on with: one would have to ask again from the start.",
+        "done": "Done.",
+        "stopped": "Ended.",
+    }
+    return f'<p class="moa moa-says">{words[seen.plain.state]}</p>'
+
+
 def line_counters(seen: "OverTheLine") -> str:
-    """What went over the line."""
+    """What went over both lines."""
+    plain = seen.plain
     rows = [
-        ("tokens", str(len(seen.transcript.tokens))),
-        ("of them provisional", str(seen.provisional)),
-        ("answers of the server (target calls)", str(seen.target_calls)),
-        ("answers while the line was cut", str(seen.calls_while_cut)),
-        ("target calls per 100 final tokens", _number(seen.calls_per_100_tokens)),
-        ("sent to the server", f"{seen.bytes_up / 1000:.1f} kB"),
-        ("received from it", f"{seen.bytes_down / 1000:.1f} kB"),
-        ("clock", f"{seen.seconds:.1f} s"),
+        ("tokens", str(len(seen.transcript.tokens)), str(len(plain.token_ids))),
+        ("of them provisional", str(seen.provisional), "0"),
+        ("the target's passes (calls)", str(seen.target_calls), str(plain.target_calls)),
+        ("calls while the line was cut", str(seen.calls_while_cut), "0"),
+        ("calls per 100 final tokens", _number(seen.calls_per_100_tokens), _number(plain.calls_per_100_tokens)),
+        ("sent to the server", *(f"{n / 1000:.1f} kB" for n in (seen.bytes_up, seen.plain_bytes_up))),
+        ("received from it", *(f"{n / 1000:.1f} kB" for n in (seen.bytes_down, seen.plain_bytes_down))),
+        ("clock", f"{seen.seconds:.1f} s", ""),
     ]
-    body = "".join(f'<tr><th scope="row">{name}</th><td>{value}</td></tr>' for name, value in rows)
-    return f'<div class="moa moa-scroll"><table class="moa-figures"><tbody>{body}</tbody></table></div>'
+    body = "".join(f'<tr><th scope="row">{name}</th><td>{a}</td><td>{b}</td></tr>' for name, a, b in rows)
+    return (
+        '<div class="moa moa-scroll"><table class="moa-figures"><thead><tr><th scope="col"></th>'
+        '<th scope="col">phone with a drafter</th><th scope="col">plain API client</th></tr></thead>'
+        f"<tbody>{body}</tbody></table><p class=moa-says>Both ask the same server at the same time, each over a "
+        "line of its own with these conditions, and take turns with its one target; so this is no race.</p></div>"
+    )
 
 
 def line_data(seen: "OverTheLine", tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
     """Everything about a text over a line, ready for JSON."""
     text = seen.marks(tokenizer)
     return {
-        "text": "".join(mark.text for mark in text.marks if mark.kind not in GONE),
+        "text": "".join(mark.text for mark in text.marks if mark.kind not in STRUCK),
         "token_ids": seen.transcript.tokens,
         "marks": [asdict(mark) for mark in text.marks],
         "confirmed": len(seen.confirmed),
@@ -192,10 +248,17 @@ def line_data(seen: "OverTheLine", tokenizer: "PreTrainedTokenizerBase") -> dict
         "seconds": seen.seconds,
         "reason": seen.reason,
         "exact": seen.exact,
+        "plain": {
+            "token_ids": list(seen.plain.token_ids),
+            "state": seen.plain.state,
+            "target_calls": seen.plain.target_calls,
+            "bytes_up": seen.plain_bytes_up,
+            "bytes_down": seen.plain_bytes_down,
+        },
     }
 
 
-def _side(progress: Progress) -> dict[str, Any]:
+def _side(progress: "Progress") -> dict[str, Any]:
     return {
         "seconds": progress.seconds,
         "first_token_seconds": progress.first_token_seconds,

@@ -15,7 +15,7 @@ from gradio_client.exceptions import AppError
 from moa_spec import attach
 from moa_spec.demo.app import build
 from moa_spec.demo.line import OverTheLine, write_over_line
-from moa_spec.demo.views import line_counters, line_status
+from moa_spec.demo.views import line_counters, line_picture, line_status, plain_status
 from moa_spec.serving.events import Confirmed, Finished, LineState, Token, Withdrawn
 
 Models = tuple[Any, Any, Any]
@@ -47,7 +47,7 @@ def plain(models: Models, length: int) -> list[int]:
 
 def served_threads() -> list[str]:
     names = {thread.name for thread in threading.enumerate()}
-    return sorted(names & {"moa-server", "moa-link", "moa-line"})
+    return sorted(names & {"moa-server", "moa-link", "moa-line", "moa-plain"})
 
 
 def test_events_add_up() -> None:
@@ -59,6 +59,7 @@ def test_events_add_up() -> None:
         seen.add(event)
     assert (seen.line, seen.provisional) == ("offline", 3)
     assert "writes on alone" in line_status(seen)
+    assert "the line is cut" in line_picture(seen)
     more = [LineState("connected"), Confirmed(1, 1), Withdrawn(2, 2), Token(2, letters[4], "verified")]
     for event in [*more, Finished("length", True)]:
         seen.add(event)
@@ -81,7 +82,10 @@ def test_uncut_text_is_the_targets(models: Models) -> None:
     assert seen.transcript.tokens == plain(models, 24)
     assert seen.bytes_up > 0
     assert seen.bytes_down > 0
-    assert f"<td>{seen.target_calls}</td>" in line_counters(seen)
+    assert (seen.plain.state, seen.plain.token_ids) == ("done", plain(models, 24))
+    assert seen.plain.calls_per_100_tokens == 100
+    assert seen.plain_bytes_down > 0
+    assert f"<td>{seen.target_calls}</td><td>24</td>" in line_counters(seen)
     assert not served_threads()
 
 
@@ -101,6 +105,28 @@ def test_cut_and_reconnected_text_is_exact_again(models: Models) -> None:
     assert not served_threads()
 
 
+def test_the_plain_client_stops_at_a_cut_and_does_not_come_back(models: Models) -> None:
+    target, drafter, tokenizer = models
+    hook = target.register_forward_pre_hook(lambda *_: time.sleep(0.02))
+    held: list[Any] = []
+    seen, cut = OverTheLine(), False
+    try:
+        for seen in write_over_line(target, drafter, tokenizer, "Hello", "none", 60, began=held.append):
+            if not cut and len(seen.plain.token_ids) > 2:
+                held[0].cut()
+                cut = True
+            if seen.plain.state == "cut" and seen.provisional > 4:
+                held[0].restore()
+    finally:
+        hook.remove()
+    assert (seen.reason, seen.exact) == ("length", True)
+    assert seen.transcript.tokens == plain(models, 60)
+    assert seen.plain.state == "cut"
+    assert 2 < len(seen.plain.token_ids) < 60
+    assert seen.plain.token_ids == plain(models, 60)[: len(seen.plain.token_ids)]
+    assert "broke" in plain_status(seen)
+
+
 def test_cut_and_end_by_hand(models: Models) -> None:
     target, drafter, tokenizer = models
     held: list[Any] = []
@@ -112,14 +138,14 @@ def test_cut_and_end_by_hand(models: Models) -> None:
         "Hello",
         "slow4g",
         200,
-        began=lambda link, generation: held.extend((link, generation)),
+        began=held.append,
     )
     for seen in steps:
-        if seen.line == "connected" and len(seen.transcript.tokens) > 3 and len(held) == 2:
-            held[0].cut("refused")
+        if seen.line == "connected" and len(seen.transcript.tokens) > 3 and len(held) == 1:
+            held[0].cut()
             held.append("cut")
         if seen.line == "offline" and seen.provisional:
-            held[1].stop()
+            held[0].stop()
     assert seen.reason == "stopped"
     assert seen.provisional > 0
     assert not seen.exact
@@ -143,6 +169,8 @@ def test_line_endpoint(url: str, models: Models) -> None:
     assert result["exact"] is True
     assert result["token_ids"] == plain(models, 30)
     assert result["calls_while_cut"] == 0
+    assert result["plain"]["state"] in ("cut", "done")
+    assert result["plain"]["token_ids"] == plain(models, 30)[: len(result["plain"]["token_ids"])]
     assert result["confirmed"] + sum(len(entry["token_ids"]) for entry in result["withdrawn"]) >= 8
     for arguments, words in ((("", "4g"), "empty"), (("Hello", "6g"), "must be one of")):
         with pytest.raises(AppError, match=words):

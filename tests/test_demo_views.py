@@ -9,8 +9,9 @@ from tiny import byte_tokenizer, prompt, tiny_drafter, tiny_target
 
 from moa_spec import attach, record_trace
 from moa_spec.demo.charts import acceptance_by_depth, draw_acceptance, draw_lengths, seconds_table
-from moa_spec.demo.marks import KINDS, MarkedText, legend, rejected_branches, render, text_after, visible
+from moa_spec.demo.marks import KINDS, STRUCK, legend, render, visible
 from moa_spec.demo.tree_picture import boxes, draw
+from moa_spec.generation.marks import GONE, MarkedText, rejected_branches, text_after
 from moa_spec.generation.trace import GenerationTrace, NodeTrace, RoundTrace
 
 TOKENIZER = byte_tokenizer()
@@ -138,6 +139,22 @@ def test_html_tells_kinds_apart_by_class_and_strikes_out() -> None:
         assert f"moa-{kind}" in page
         assert KINDS[kind].split(" (")[0] in unescape(legend())
     assert "drafter&#x27;s probability 70%" in page
+
+
+def test_what_is_gone_is_struck_through() -> None:
+    assert STRUCK == GONE
+
+
+def test_a_thrown_away_character_of_several_tokens_is_put_together() -> None:
+    first, second = ids("é")
+    tree = [NodeTrace(first, -1, 1, 0.5, False, "drafter"), NodeTrace(second, 0, 2, 0.5, False, "drafter")]
+    assert [mark.text for mark in marked([RoundTrace(0, tree, ids("c"))]).marks] == ["S", "", "é", "c"]
+
+
+def test_thrown_away_branches_are_told_apart() -> None:
+    branches = [(mark.text, mark.branch) for mark in marked([TREE]).marks if mark.kind == "rejected"]
+    assert branches == [("z", 0), ("\n", 0), ("y", 1)]
+    assert render(marked([TREE]).marks).count("moa-other") == 1
 
 
 def test_html_escapes_and_keeps_the_characters_of_the_answer() -> None:
