@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from . import serving_report
 from .methods import PLAIN
 from .report import Result, suites
 
@@ -26,6 +27,8 @@ def draw(result: Result, folder: str | Path, name: str) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     if "engine" in result:
         return _draw_engine(result, folder, name)
+    if serving_report.kind(result):
+        return [bars(*drawing, folder / f"{name}-{what}.png") for what, *drawing in serving_report.drawings(result)]
     written = []
     for suite, tasks in suites(result).items():
         whole = result["summary"][suite]
@@ -94,6 +97,26 @@ def lines(curves: dict[str, Sequence[tuple[float, float]]], x_label: str, y_labe
     axes.set_title(title)
     if curves:
         axes.legend(fontsize="small")
+    return _save(figure, path)
+
+
+Interval = tuple[float, float, float]  # a figure and the ends of its interval
+
+
+def bars(groups: Sequence[str], series: dict[str, Sequence[Interval | None]], y_label: str, path: Path) -> Path:
+    """Bars side by side in every group, one per name, with their intervals where these are not empty."""
+    figure, axes = _pyplot().subplots(figsize=(9, 3.6), layout="constrained")
+    width = 0.8 / max(1, len(series))
+    for i, (label, values) in enumerate(series.items()):
+        known = [(group, value) for group, value in enumerate(values) if value is not None]
+        places = [group + (i - (len(series) - 1) / 2) * width for group, _ in known]
+        heights = [value[0] for _, value in known]
+        reach = [[value[0] - value[1] for _, value in known], [value[2] - value[0] for _, value in known]]
+        errors = reach if any(map(any, reach)) else None
+        axes.bar(places, heights, width, yerr=errors, label=label, hatch=_HATCHES[i % len(_HATCHES)], alpha=0.85)
+    axes.set_xticks(range(len(groups)), groups)
+    axes.set_ylabel(y_label)
+    axes.legend(ncols=4, fontsize="small")
     return _save(figure, path)
 
 

@@ -6,46 +6,20 @@ Knows result files and layout. Does not measure or decide anything: every number
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from . import serving_report
 from .methods import DESCRIPTIONS, PLAIN
 from .records import ResultError, read_result
 from .summary import speedup_over
+from .tables import NOTHING, mebibytes, number, share, spread, table
 
 Result = dict[str, Any]
 Figures = dict[str, Any]
 
-NOTHING = "-"
 LOOKUP = "stock-lookup"
-
-
-def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A Markdown table; the first column is text, the others are numbers."""
-    header = list(header)
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-
-
-def number(value: float | None, digits: int = 2, unit: str = "") -> str:
-    return NOTHING if value is None else f"{value:.{digits}f}{unit}"
-
-
-def spread(values: list[float] | None, digits: int = 2, unit: str = "") -> str:
-    """The median, and the range where there is one."""
-    if values is None:
-        return NOTHING
-    median, low, high = (f"{value:.{digits}f}" for value in values)
-    return f"{median}{unit}" if low == high else f"{median}{unit} ({low} to {high})"
-
-
-def share(value: float | None) -> str:
-    return NOTHING if value is None else f"{100 * value:.1f}%".replace("100.0%", "100%")
-
-
-def mebibytes(value: float | None) -> str:
-    return NOTHING if value is None else f"{value / 2**20:.0f} MiB"
 
 
 # -- one comparison ----------------------------------------------------------------------------------------------------
@@ -283,6 +257,7 @@ def probes_table(result: Result) -> str:
 
 
 SECTIONS: dict[str, Callable[[Result], str]] = {
+    **serving_report.SECTIONS,
     "goals": goals_table,
     "probes": probes_table,
     "settings": settings_text,
@@ -310,6 +285,9 @@ def report(results: dict[str, Result]) -> str:
     for title, result in results.items():
         if "engine" in result:
             parts += [f"## {title}", engine_settings_text(result), goals_table(result), probes_table(result)]
+            continue
+        if serving_report.kind(result):
+            parts += [f"## {title}", serving_report.report(result)]
             continue
         parts += [
             f"## {title}",

@@ -2,6 +2,7 @@
 
   run      measure; a run that was stopped goes on where it was when started again
   engine   check what one round costs: passes, drafts, bookkeeping, memory, long contexts, batches
+  link     client and server over an emulated line, against drafting beside the target and streaming from it
   report   turn results into Markdown and figures, and renew the tables in documents
   fetch    download the questions once
 
@@ -15,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from . import bench_serving
 from .arguments import DEFAULT_DRAFTER, add_model_arguments, not_negative, positive
 
 EXAMPLE = "moa bench run --quick"
@@ -44,12 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, add, example in (
         ("run", _add_run_arguments, "moa bench run --dtype bfloat16 --per-task 8 --output runs/greedy-bf16.json"),
         ("engine", _add_engine_arguments, "moa bench engine --output runs/engine.json"),
+        ("link", bench_serving.add_link_arguments, "moa bench link --profiles 5g 4g --figures runs"),
         ("report", _add_report_arguments, "moa bench report runs/greedy-bf16.json --figures runs"),
         ("fetch", _add_fetch_arguments, "moa bench fetch"),
     ):
         action = actions.add_parser(
             name, epilog=f"example:\n  {example}", formatter_class=argparse.RawDescriptionHelpFormatter
         )
+        action.set_defaults(checkpoint=[], drafter_revision=None)  # not every action lets them be chosen
         add(action)
         action.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
 
@@ -76,6 +80,15 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-minutes", type=not_negative, metavar="M", help="begin no question after so long")
     add_model_arguments(parser)
     parser.add_argument("--assistant", metavar="NAME", help="an independent small model, for the method of that name")
+    parser.add_argument(
+        "--checkpoint",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("KIND", "FOLDER"),
+        help="the drafter of another kind: moa-tli1, moa-tli3, eagle, medusa, glide "
+        "(default: checkpoints/smollm2-135m-instruct-KIND where there is one)",
+    )
     parser.add_argument("--threads", type=positive, metavar="N", help="of the CPU (default: as many as cores)")
 
 
@@ -118,7 +131,8 @@ def _add_fetch_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    return {"run": run_comparison, "engine": run_engine, "report": run_report, "fetch": run_fetch}[args.action](args)
+    actions = {"run": run_comparison, "engine": run_engine, "report": run_report, "fetch": run_fetch}
+    return (actions | {"link": bench_serving.run_link})[args.action](args)
 
 
 def run_fetch(args: argparse.Namespace) -> int:
@@ -209,6 +223,7 @@ class Bench:
         from ..benchmarks.measure import clock_for
 
         methods.check_names(args.methods, args.assistant)
+        self.checkpoints = checkpoints(args.methods, args.checkpoint)
         self.args, self.dtype = args, dtype
         self.folder = datasets.find_folder(args.data)
         self.everything = datasets.load(args.sets, self.folder)
@@ -218,7 +233,15 @@ class Bench:
         self.target, self.tokenizer = targets.load_target(args.target, dtype)
         self.target.to(args.device)
         self.clock = clock_for(self.target.device)
-        self.methods = methods.prepare(args.methods, self.target, self.drafter, args.assistant, args.seed)
+        self.methods = methods.prepare(
+            args.methods,
+            self.target,
+            self.drafter,
+            args.assistant,
+            args.seed,
+            args.drafter_revision,
+            self.checkpoints,
+        )
 
     def options(self) -> dict[str, Any]:
         """All that the figures depend on, for the record."""
@@ -230,6 +253,7 @@ class Bench:
             "drafter": None if self.drafter is None else Path(self.drafter).name,
             "drafter_sha256": records.checkpoint_digest(self.drafter),
             "assistant": args.assistant,
+            **self._checkpoint_options(),
             "methods": [method.name for method in self.methods],
             "sets": args.sets,
             "per_task": args.per_task,
@@ -240,6 +264,19 @@ class Bench:
             "dtype": self.dtype,
             "device": args.device,
             "threads": self.threads,
+        }
+
+    def _checkpoint_options(self) -> dict[str, Any]:
+        """The drafters of other kinds; nothing where there are none, as in records made before there were any."""
+        from ..benchmarks import records
+
+        if not self.checkpoints:
+            return {}
+        return {
+            "checkpoints": {
+                kind: {"name": Path(path).name, "sha256": records.checkpoint_digest(path)}
+                for kind, path in sorted(self.checkpoints.items())
+            }
         }
 
     def compare(self, output: Path, ends: float | None = None) -> dict[str, Any]:
@@ -261,6 +298,29 @@ class Bench:
         data = datasets.checksums(args.sets, self.folder)
         limit = None if ends is None else ends - time.monotonic()
         return runner.measure_all(comparison, self.questions, results, data, limit)
+
+
+def checkpoints(names: list[str], given: list[list[str]]) -> dict[str, str | Path]:
+    """Where the drafters of other kinds are, as far as these methods need them: as given, else those in checkpoints/.
+
+    Raises:
+        ValueError: there is no such kind, it is given twice, or a method's drafter is neither given nor there.
+    """
+    from ..benchmarks.methods import OWN_DRAFTER, own_checkpoint
+
+    kinds = sorted(set(OWN_DRAFTER.values()))
+    found: dict[str, str | Path] = {}
+    for kind, path in given:
+        if kind not in kinds:
+            raise ValueError(f"--checkpoint {kind}: there is no such kind of drafter; there are {', '.join(kinds)}")
+        if kind in found:
+            raise ValueError(f"--checkpoint {kind} is given twice")
+        found[kind] = path
+    for kind in kinds:
+        folder = DEFAULT_DRAFTER.with_name(f"smollm2-135m-instruct-{kind}")
+        if kind not in found and folder.is_dir():
+            found[kind] = folder
+    return {OWN_DRAFTER[name]: own_checkpoint(name, found) for name in names if name in OWN_DRAFTER}
 
 
 def recount_agrees(result: dict[str, Any]) -> bool:

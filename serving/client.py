@@ -113,6 +113,7 @@ class MoAClient:
         self.drafter = drafter.eval()
         self.tokenizer, self.memory, self.connect_timeout = tokenizer, memory, connect_timeout
         self.identity = drafter_identity(drafter)
+        self.widths = vector_widths(drafter.config)
         self.learnt = Learnt()  # how drafts have been doing, from text to text
         self._level_seconds: tuple[float, float] | None = None
         self._lock = threading.Lock()
@@ -125,8 +126,7 @@ class MoAClient:
         """What drafting a level of a chain and of a tree takes here; measured once."""
         with self._lock:
             if self._level_seconds is None:
-                widths = vector_widths(self.drafter.config)
-                self._level_seconds = drafting_seconds(self.new_memory(), widths, TREE_BREADTH)
+                self._level_seconds = drafting_seconds(self.new_memory(), self.widths, TREE_BREADTH)
             return self._level_seconds
 
     def generate(
@@ -239,8 +239,7 @@ class ClientGeneration:
         self.max_new_tokens, self.policy, self.options = max_new_tokens, policy, options
         self.writes_offline, self.start_offline, self.patience = offline, start_offline, patience
         self.max_length = len(prompt) + max_new_tokens
-        self.widths = vector_widths(client.drafter.config)
-        self.codec = MemoryCodec(self.widths, client.memory)
+        self.codec = MemoryCodec(client.widths, client.memory)
 
         self.final = list(prompt)  # tokens that will not change any more
         self.digest = PrefixDigest(prompt)
@@ -581,7 +580,7 @@ class ClientGeneration:
     def _write_offline(self) -> Token:
         if self.writer is None:
             text = self.final + self.provisional
-            self.writer = OfflineWriter(self.memory, text, self.sampling, self.widths, self._seed)
+            self.writer = OfflineWriter(self.memory, text, self.sampling, self.client.widths, self._seed)
         token = self.writer.write()
         self.provisional.append(token)
         return Token(self._position(len(self.final) + len(self.provisional) - 1), token, "provisional")

@@ -1,0 +1,154 @@
+"""The far end of the line in a process of its own: the server under test, and the same target without a client's help.
+
+Besides the protocol, `POST /stream` writes a text with the target here and sends each token as it comes: by plain
+decoding, or with the drafter beside the target. That is what a client that drafts has to be compared with.
+"""
+
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import os
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from transformers import PreTrainedModel
+from transformers.generation.streamers import BaseStreamer
+
+from ..generation import attach, load_drafter
+from ..modeling_moa import MoADrafterForCausalLM
+from ..serving.server import MoAServer, serve_in_thread
+from ..serving.sessions import Limits
+from ..targets import load_target
+from .link_clients import HiddenStates
+
+STREAM = "/stream"
+_START_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Far:
+    """What runs at the far end.
+
+    Attributes:
+        target, drafter: as `load_target` and `load_drafter` take them.
+        hidden_states: also serve the target's last hidden states, for drafters that read those.
+        threads: of the CPU.
+        cores: that the process keeps to; empty: any.
+    """
+
+    target: str | None
+    drafter: str
+    dtype: str
+    hidden_states: bool
+    threads: int
+    cores: tuple[int, ...] = ()
+
+
+@contextlib.contextmanager
+def far_end(far: Far) -> Iterator[dict[str, str]]:
+    """Runs it while the block runs; gives the addresses: "moa", and "hidden" where asked for.
+
+    Raises:
+        RuntimeError: it did not come up.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_run, args=(far, theirs), name="moa-far-end", daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(_START_SECONDS):
+            raise RuntimeError("The server did not come up in time")
+        try:
+            yield ours.recv()
+        except EOFError:
+            raise RuntimeError("The server did not come up; what it said stands above") from None
+    finally:
+        ours.close()  # ends it
+        process.join(30)
+        if process.is_alive():
+            process.kill()
+
+
+def _run(far: Far, parent: Connection) -> None:
+    if far.cores:
+        os.sched_setaffinity(0, far.cores)
+    torch.set_num_threads(far.threads)
+    target, _ = load_target(far.target, far.dtype)
+    drafter = load_drafter(far.drafter, target)
+    limits = Limits(drain_seconds=0.5)
+    with contextlib.ExitStack() as stack:
+        server = MoAServer(target, drafter, limits)
+        add_stream(server)
+        urls = {"moa": stack.enter_context(serve_in_thread(server))}
+        if far.hidden_states:
+            hidden: Any = HiddenStates(target)
+            urls["hidden"] = stack.enter_context(serve_in_thread(MoAServer(target, hidden, limits)))
+        parent.send(urls)
+        with contextlib.suppress(EOFError):
+            parent.recv()  # until the parent is done with us, or gone
+
+
+def add_stream(server: MoAServer) -> None:
+    """Lets a server also write texts without a client's drafts."""
+    target, drafter = server.models.target, server.models.drafter
+    attach(target, drafter)
+
+    async def stream(request: Request) -> Response:
+        asked = json.loads(await request.body())
+        return StreamingResponse(_tokens(server, target, drafter, asked), media_type="text/plain")
+
+    server.app.router.routes.append(Route(STREAM, stream, methods=["POST"]))
+
+
+async def _tokens(
+    server: MoAServer, target: PreTrainedModel, drafter: MoADrafterForCausalLM, asked: dict[str, Any]
+) -> AsyncIterator[str]:
+    """Token ids, a line each, as they are written; in the server's one worker, as everything of its models."""
+    loop, queue = asyncio.get_running_loop(), asyncio.Queue[int | None]()
+
+    def write() -> None:
+        ids = torch.tensor([asked["tokens"]], device=target.device)
+        extra = {"assistant_model": drafter} if asked["drafting"] else {}
+        try:
+            target.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=asked["max_new_tokens"],
+                eos_token_id=asked["eos"] or None,
+                streamer=_Streamer(lambda token: loop.call_soon_threadsafe(queue.put_nowait, token)),
+                **extra,
+            )
+        finally:
+            loop.call_soon_threadsafe(queue.put_nowait, None)
+
+    future = loop.run_in_executor(server.models.worker, write)
+    while (token := await queue.get()) is not None:
+        yield f"{token}\n"
+    await future
+
+
+class _Streamer(BaseStreamer):
+    """Hands every new token on; `generate` puts the prompt first."""
+
+    def __init__(self, put: Any):
+        self.hand_on = put
+        self.prompt = True
+
+    def put(self, value: torch.Tensor) -> None:
+        if self.prompt:
+            self.prompt = False
+            return
+        for token in value.reshape(-1).tolist():
+            self.hand_on(token)
+
+    def end(self) -> None:
+        pass

@@ -1,0 +1,227 @@
+"""The part of `moa bench` that measures client and server: over an emulated line, offline, under load."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from .arguments import DEFAULT_DRAFTER, positive
+
+LINK_METHODS = ["stream", "beside", "moa", "moa-alone", "lookup"]
+
+
+def add_common_arguments(parser: argparse.ArgumentParser, output: str, new_tokens: int | None) -> None:
+    parser.add_argument(
+        "--output", type=Path, default=Path(output), metavar="FILE", help="the record (default: %(default)s)"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="begin anew whatever is there")
+    parser.add_argument("--figures", type=Path, metavar="FOLDER", help="also draw figures there")
+    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument(
+        "--data", type=Path, metavar="FOLDER", help="the questions (default: what fetch has downloaded)"
+    )
+    if new_tokens is not None:
+        parser.add_argument(
+            "--max-new-tokens", type=positive, default=new_tokens, metavar="N", help="(default: %(default)s)"
+        )
+    parser.add_argument("--target", metavar="NAME", help="a folder or a repository (default: SmolLM2-135M-Instruct)")
+    parser.add_argument("--drafter", metavar="NAME", help=f"likewise (default: checkpoints/{DEFAULT_DRAFTER.name})")
+    parser.add_argument(
+        "--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="(default: %(default)s)"
+    )
+
+
+def add_link_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--methods", nargs="+", default=LINK_METHODS, metavar="NAME", help=" ".join(LINK_METHODS))
+    parser.add_argument(
+        "--profiles", nargs="+", metavar="NAME", help="of serving/link.py (default: none 5g 4g slow4g bursty tunnel)"
+    )
+    parser.add_argument(
+        "--questions", type=positive, default=1, metavar="N", help="of each Spec-Bench task (default: %(default)s)"
+    )
+    parser.add_argument("--eagle", metavar="FOLDER", help="an EAGLE drafter, for the methods eagle and eagle-alone")
+    parser.add_argument("--assistant", metavar="NAME", help="an independent small model, for the method of that name")
+    add_common_arguments(parser, "runs/link.json", 64)
+
+
+def run_link(args: argparse.Namespace) -> int:
+    from ..benchmarks import link, link_server, records, serving_report
+    from ..serving.link import PROFILES
+
+    profiles = args.profiles or link.PROFILES
+    _check_names("profile", profiles, PROFILES)
+    _check_names("method", args.methods, link.DESCRIPTIONS)
+    for name, needed, option in (
+        ("eagle", args.eagle, "--eagle"),
+        ("eagle-alone", args.eagle, "--eagle"),
+        ("assistant", args.assistant, "--assistant"),
+    ):
+        if name in args.methods and needed is None:
+            raise ValueError(f"The method {name!r} needs a model: name one with {option}")
+    drafter = _drafter(args)
+    bench = _Bench(args, drafter)
+    cores = _share_cores()
+    prompts = bench.prompts(args.questions, args.max_new_tokens)
+    options = bench.options() | {
+        "profiles": profiles,
+        "methods": {name: link.DESCRIPTIONS[name] for name in args.methods},
+        "questions_per_task": args.questions,
+        "max_new_tokens": args.max_new_tokens,
+        "eagle_sha256": records.checkpoint_digest(args.eagle),
+        "assistant": None if args.assistant is None else Path(args.assistant).name,
+        "threads_of_each_end": len(cores[0]),
+    }
+    results = records.ResultFile(args.output, options, args.overwrite)
+    far = link_server.Far(args.target, str(drafter), args.dtype, bool(args.eagle), len(cores[0]), cores[1])
+    with link_server.far_end(far) as urls:
+        methods = _link_methods(args, bench, urls)
+        result = link.run(methods, profiles, prompts, results, args.seed, bench.checksums())
+    print(serving_report.report(result))
+    _draw(args, result)
+    exact = [figures["exact"] for methods in result["link"].values() for figures in methods.values()]
+    return 0 if args.dtype != "float32" or all(share in (None, 1.0) for share in exact) else 1
+
+
+def _link_methods(args: argparse.Namespace, bench: "_Bench", urls: dict[str, str]) -> list[Any]:
+    """What writes texts, by the names on the command line."""
+    from ..benchmarks import link
+    from ..benchmarks.link_clients import EagleClient, ModelClient
+    from ..benchmarks.link_server import STREAM
+    from ..serving.client import MoAClient
+
+    eos = bench.eos
+    alone = bench.drafter.standalone_copy()
+    asked: dict[str, Any] = {"max_new_tokens": args.max_new_tokens, "eos_token_ids": eos}
+
+    def streaming(drafting: bool) -> Any:
+        return lambda line: (
+            lambda a_line, prompt: link.streamed_answer(a_line, STREAM, prompt, args.max_new_tokens, eos, drafting)
+        )
+
+    def drafting(make: Any, **more: Any) -> Any:
+        def writer(line: Any) -> Any:
+            client = make(f"ws://127.0.0.1:{line.port}")
+            return lambda a_line, prompt: link.drafted_answer(client, a_line, prompt, asked | more)
+
+        return writer
+
+    eagle = assistant = None
+    if set(args.methods) & set(link.WITH_EAGLE):
+        from ..benchmarks.baselines import load_baseline
+
+        eagle = load_baseline(args.eagle, bench.target)
+    if "assistant" in args.methods:
+        from ..benchmarks.methods import independent
+
+        assistant = independent(args.assistant, bench.target)
+
+    def moa(url: str) -> Any:
+        return MoAClient(url, alone, bench.tokenizer)
+
+    def with_eagle(url: str) -> Any:
+        return EagleClient(url, eagle, bench.target)  # type: ignore[arg-type]
+
+    no_lookup = {"prompt_lookup_num_tokens": 0}
+    writers = {
+        "stream": streaming(False),
+        "beside": streaming(True),
+        "moa": drafting(moa),
+        "moa-alone": drafting(moa, **no_lookup),
+        "lookup": drafting(lambda url: MoAClient(url, alone, memory="none")),
+        "eagle": drafting(with_eagle),
+        "eagle-alone": drafting(with_eagle, **no_lookup),
+        "assistant": drafting(lambda url: ModelClient(url, alone, assistant)),  # type: ignore[arg-type]
+    }
+    return [
+        link.Method(name, urls["hidden" if name in link.WITH_EAGLE else "moa"], writers[name]) for name in args.methods
+    ]
+
+
+class _Bench:
+    """Questions and models as the command line names them."""
+
+    def __init__(self, args: argparse.Namespace, drafter: str | Path):
+        from .. import targets
+        from ..benchmarks import datasets
+        from ..generation import load_drafter
+
+        self.args, self.drafter_name = args, drafter
+        self.folder = datasets.find_folder(args.data)
+        self.questions = datasets.load(["spec_bench"], self.folder)
+        self.target, self.tokenizer = targets.load_target(args.target, args.dtype)
+        with targets.quiet():
+            self.drafter = load_drafter(drafter, self.target)
+
+    @property
+    def eos(self) -> list[int]:
+        """Where plain decoding ends a text."""
+        ids = self.target.generation_config.eos_token_id
+        return sorted(ids) if isinstance(ids, list) else [] if ids is None else [ids]
+
+    def prompts(self, per_task: int, max_new_tokens: int) -> dict[str, list[int]]:
+        """First turns of Spec-Bench's questions as token ids; those that do not fit are left out."""
+        from ..benchmarks import datasets
+        from ..benchmarks.runner import encode
+
+        context = self.target.config.get_text_config(decoder=True).max_position_embeddings
+        found = {}
+        for question in datasets.choose(self.questions, per_task, self.args.seed):
+            ids = encode([{"role": "user", "content": question.turns[0]}], self.tokenizer)[0].tolist()
+            if len(ids) + max_new_tokens <= context:
+                found[question.key] = ids
+        return found
+
+    def checksums(self) -> dict[str, Any]:
+        from ..benchmarks import datasets
+
+        return datasets.checksums(["spec_bench"], self.folder)
+
+    def options(self) -> dict[str, Any]:
+        from ..benchmarks import records
+
+        return {
+            "target": self.target.config._name_or_path,
+            "drafter": Path(self.drafter_name).name,
+            "drafter_sha256": records.checkpoint_digest(self.drafter_name),
+            "dtype": self.args.dtype,
+            "seed": self.args.seed,
+        }
+
+
+def _drafter(args: argparse.Namespace) -> str | Path:
+    if args.drafter is None and not DEFAULT_DRAFTER.is_dir():
+        raise FileNotFoundError(f"There is no drafter in {DEFAULT_DRAFTER}: name one with --drafter")
+    return args.drafter or DEFAULT_DRAFTER
+
+
+def _check_names(kind: str, names: list[str], known: Any) -> None:
+    for name in names:
+        if name not in known:
+            raise ValueError(f"There is no {kind} {name!r}; there are {', '.join(known)}")
+        if names.count(name) > 1:
+            raise ValueError(f"The {kind} {name!r} is named twice")
+
+
+def _share_cores() -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Gives half of the cores to this process and the other half to the far end; one core serves both."""
+    from .bench import pin_threads
+
+    if not hasattr(os, "sched_setaffinity"):
+        pin_threads(1)
+        return (0,), ()
+    cores = sorted(os.sched_getaffinity(0))
+    half = len(cores) // 2
+    ours, theirs = (cores[half:], cores[:half]) if half else (cores, cores)
+    ours = ours[: len(theirs)]
+    os.sched_setaffinity(0, ours)
+    pin_threads(len(ours))
+    return tuple(ours), tuple(theirs)
+
+
+def _draw(args: argparse.Namespace, result: dict[str, Any]) -> None:
+    if args.figures:
+        from ..benchmarks import figures
+
+        for path in figures.draw(result, args.figures, args.output.stem):
+            print(path, file=sys.stderr)
