@@ -1,5 +1,6 @@
 """The drafters that MoA is compared with: exact like MoA, trained at the depths they draft at, saved and loaded."""
 
+import argparse
 import json
 from pathlib import Path
 
@@ -8,9 +9,11 @@ import torch
 from tiny import prompt, tiny_drafter, tiny_target
 
 import moa_spec
+from moa_spec.benchmarks import methods
 from moa_spec.benchmarks.baselines import BaselineDrafter, attach_baseline, load_baseline
 from moa_spec.benchmarks.baselines.kinds import KINDS
 from moa_spec.benchmarks.baselines.objectives import blocks
+from moa_spec.cli import bench as cli_bench
 from moa_spec.generation import DraftPlan
 from moa_spec.modeling_moa import WrongTargetError
 from moa_spec.training.distill import Distiller, conversations
@@ -240,3 +243,75 @@ def test_shipped_recipes_are_as_large_as_the_moa_drafter(name: str) -> None:
     assert recipe.drafter_type == name
     assert recipe.objective == moa.objective
     assert recipe.training == moa.training
+
+
+# -- in the benchmark --------------------------------------------------------------------------------------------------
+
+
+def test_every_kind_is_a_row_of_the_comparison(tmp_path: Path) -> None:
+    target = tiny_target()
+    checkpoints = {}
+    for kind in KINDS:
+        _drafter(kind, target).save_pretrained(tmp_path / kind.name)
+        checkpoints[kind.name] = tmp_path / kind.name
+    for layers in (1, 2):
+        name = f"moa-tli{2 * layers - 1}"
+        tiny_drafter(target, target_layer_inference=layers).save_pretrained(tmp_path / name)
+        checkpoints[name] = tmp_path / name
+    prepared = {m.name: m for m in methods.prepare(["plain", *methods.OWN_DRAFTER], target, checkpoints=checkpoints)}
+    assert prepared["eagle"].assistant is prepared["eagle2"].assistant
+    ids = prompt(11)
+    plain = target.generate(ids, do_sample=False, max_new_tokens=16)
+    for method in prepared.values():
+        written = target.generate(ids, do_sample=False, max_new_tokens=16, **method.keywords())
+        assert torch.equal(plain, written), method.name
+    with pytest.raises(ValueError, match=r"'eagle2' needs a drafter.*--checkpoint eagle FOLDER.*moa train --recipe"):
+        methods.prepare(["plain", "eagle2"], target)
+
+
+def test_checkpoints_are_found_before_anything_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli_bench, "DEFAULT_DRAFTER", tmp_path / "moa")
+    (tmp_path / "smollm2-135m-instruct-eagle").mkdir()
+    assert cli_bench.checkpoints(["plain", "eagle", "eagle2", "glide"], [["glide", "x"], ["medusa", "unused"]]) == {
+        "eagle": tmp_path / "smollm2-135m-instruct-eagle",
+        "glide": "x",
+    }
+    assert cli_bench.checkpoints(["plain", "moa"], []) == {}
+    with pytest.raises(ValueError, match="no such kind of drafter"):
+        cli_bench.checkpoints(["plain"], [["hydra", "x"]])
+    with pytest.raises(ValueError, match="given twice"):
+        cli_bench.checkpoints(["plain"], [["glide", "x"], ["glide", "y"]])
+    with pytest.raises(ValueError, match="'medusa' needs a drafter"):
+        cli_bench.checkpoints(["plain", "medusa"], [])
+
+
+def test_the_drafters_revision_reaches_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {}
+
+    def load(name: str, target: object, **kwargs) -> object:
+        asked.update(kwargs, name=name)
+        return tiny_drafter(target)
+
+    monkeypatch.setattr(methods, "load_drafter", load)
+    methods.prepare(["plain", "moa"], tiny_target(), "somebody/drafter", revision="v2")
+    assert asked == {"name": "somebody/drafter", "revision": "v2"}
+
+    class Stopped(Exception):
+        pass
+
+    def prepare(*args: object) -> None:
+        asked["args"] = args
+        raise Stopped
+
+    monkeypatch.setattr(methods, "prepare", prepare)
+    monkeypatch.setattr("moa_spec.benchmarks.datasets.find_folder", lambda data: None)
+    monkeypatch.setattr("moa_spec.benchmarks.datasets.load", lambda sets, folder: [])
+    monkeypatch.setattr("moa_spec.benchmarks.datasets.choose", lambda *args: [])
+    monkeypatch.setattr("moa_spec.targets.load_target", lambda name, dtype: (tiny_target(), None))
+    parser = argparse.ArgumentParser()
+    cli_bench.add_arguments(parser)
+    args = parser.parse_args(["run", "--methods", "plain", "moa", "--drafter", "x", "--drafter-revision", "v3"])
+    args.sets, args.per_task = ["spec_bench"], 1
+    with pytest.raises(Stopped):
+        cli_bench.Bench(args, "float32")
+    assert "v3" in asked["args"]
