@@ -40,6 +40,18 @@ class Comparison:
         return self.drafted.generation.rounds if self.drafted.generation else []
 
     @property
+    def counts(self) -> dict[str, int]:
+        """Tokens by what became of them, in all rounds: "accepted", "lookup", "own", "rejected"."""
+        generation = self.drafted.generation
+        found = {"accepted": 0, "lookup": 0, "own": len(generation.first_tokens) if generation else 0, "rejected": 0}
+        for entry in self.rounds:
+            found["own"] += len(entry.tokens) - entry.accepted
+            for node in entry.nodes:
+                kept = "lookup" if node.origin == "lookup" else "accepted"
+                found[kept if node.accepted else "rejected"] += 1
+        return found
+
+    @property
     def mean_accepted_tokens(self) -> float | None:
         """New tokens per target call after the prefill, over all rounds."""
         rounds = self.rounds

@@ -11,7 +11,6 @@ import gradio as gr
 
 from . import views
 from .examples import EXAMPLES
-from .marks import legend
 from .models import Models
 from .request import MOST_NEW_TOKENS, BadRequest, Request
 from .stops import Stops
@@ -43,28 +42,29 @@ def add_decode_tab(models: Models, stops: Stops, gpu: Callable[[Any], Any] | Non
     with gr.Row():
         with gr.Column(scale=3):
             prompt = gr.Textbox(
-                label="Prompt", lines=4, max_lines=12, placeholder="Type a prompt, or pick an example below"
+                EXAMPLES["Code"], label="Prompt", lines=3, max_lines=12, placeholder="Type a prompt, or pick an example"
             )
             gr.Examples([[text] for text in EXAMPLES.values()], prompt, label="Examples", example_labels=list(EXAMPLES))
+            with gr.Row():
+                run_button = gr.Button("Run", variant="primary")
+                stop_button = gr.Button("Stop", variant="stop", interactive=False)
         with gr.Column(scale=2):
             with gr.Row():
                 sampling = gr.Radio(["greedy", "sampling"], value="greedy", label="Choice of tokens")
                 shape = gr.Radio(["automatic", "chain", "tree"], value="automatic", label="Draft")
             length = gr.Slider(8, MOST_NEW_TOKENS, 128, step=8, label="Longest answer, tokens")
-            levels = gr.Slider(1, 16, 6, step=1, label="Depth: tokens drafted one after another, at most")
+            levels = gr.Slider(1, 16, 6, step=1, label="Depth of a draft, tokens")
             lookup = gr.Checkbox(True, label="Lookup: also copy drafts from the text so far")
-            with gr.Row():
-                run_button = gr.Button("Run", variant="primary")
-                stop_button = gr.Button("Stop", variant="stop", interactive=False)
     status = gr.HTML("", label="Status", html_template=views.LIVE_REGION)
-    gr.HTML(legend())
-    figures = gr.HTML(label="Both clocks")
+    marks = gr.HTML(views.legend_html(), label="Legend")
     with gr.Row():
         with gr.Column(min_width=300):
             gr.Markdown("### With drafts")
+            drafted_clock = gr.HTML(label="Clock of decoding with drafts")
             drafted_text = gr.HTML(label="Text decoded with drafts")
         with gr.Column(min_width=300):
-            gr.Markdown("### Plain, the same prompt")
+            gr.Markdown("### Plain, the same prompt, after it")
+            plain_clock = gr.HTML(label="Clock of plain decoding")
             plain_text = gr.HTML(label="Text decoded plainly")
 
     state = gr.State()
@@ -85,9 +85,8 @@ def add_decode_tab(models: Models, stops: Stops, gpu: Callable[[Any], Any] | Non
             run_button: gr.update(interactive=False),
             stop_button: gr.update(interactive=True),
             status: "Waiting for the model …",
-            figures: "",
-            drafted_text: "",
-            plain_text: "",
+            marks: views.legend_html(),
+            **dict.fromkeys((drafted_clock, drafted_text, plain_clock, plain_text), ""),
             details: gr.update(visible=False),
             state: None,
         }
@@ -113,9 +112,12 @@ def add_decode_tab(models: Models, stops: Stops, gpu: Callable[[Any], Any] | Non
                 if not (result.drafted.finished and result.plain.seconds):  # what stands still is not sent again
                     text = views.catch_up(written["drafted"], result.drafted)
                     shown[drafted_text] = views.text_html(text, "drafted")
+                    shown[drafted_clock] = views.clock_html(result.drafted)
+                    shown[marks] = views.legend_html(result)
                 if result.drafted.finished:
                     shown[plain_text] = views.text_html(views.catch_up(written["plain"], result.plain), "plain")
-                yield shown | {figures: views.figures_html(result), status: views.verdict(result)}
+                    shown[plain_clock] = views.clock_html(result.plain)
+                yield shown | {status: views.verdict(result)}
         except BadRequest as error:
             yield {status: views.error_html(str(error))}
             return
@@ -151,7 +153,20 @@ def add_decode_tab(models: Models, stops: Stops, gpu: Callable[[Any], Any] | Non
         return stepped
 
     private: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
-    outputs = [status, figures, drafted_text, plain_text, details, state, number, picture, charts, download]
+    outputs = [
+        status,
+        marks,
+        drafted_clock,
+        drafted_text,
+        plain_clock,
+        plain_text,
+        details,
+        state,
+        number,
+        picture,
+        charts,
+        download,
+    ]
     buttons = [run_button, stop_button]
     begun = run_button.click(begin, None, [*buttons, *outputs], queue=False, **private)
     ran = begun.then(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _LIMITS = Limits(sessions=1, drain_seconds=0.2)
 _REFRESH_SECONDS = 0.2
+_SILENCE = 10.0  # seconds; a cut resets the connection, so only a machine that is very busy is silent for so long
 _PATIENCE = 120.0  # seconds that a finished offline text waits for the line
 
 
@@ -36,7 +37,8 @@ class OverTheLine:
         confirmed: positions written offline that the target confirmed.
         withdrawn: what was taken back: where it stood, and its tokens.
         calls_while_cut: the server's answers between a cut and the reconnection.
-        line: "connecting", "connected" or "offline".
+        line: "connecting", "connected" or "offline": what the phone knows of it.
+        cut: somebody has cut the line and not restored it.
         reason: why it ended, None while it goes on; see `serving.events.Finished`.
         plain: the same text from a plain streaming API, over a line of its own that is cut at the same time.
         plain_bytes_up, plain_bytes_down: over that line.
@@ -46,6 +48,7 @@ class OverTheLine:
     confirmed: set[int] = field(default_factory=set)
     withdrawn: list[tuple[int, list[int]]] = field(default_factory=list)
     line: str = "connecting"
+    cut: bool = False
     target_calls: int = 0
     calls_while_cut: int = 0
     bytes_up: int = 0
@@ -116,12 +119,15 @@ class Lines:
 
     def __init__(self, moa: Link, plain: Link, generation: ClientGeneration, plain_client: PlainClient):
         self.moa, self.plain, self.generation, self.plain_client = moa, plain, generation, plain_client
+        self.is_cut = False
 
     def cut(self) -> None:
+        self.is_cut = True
         self.moa.cut("refused")
         self.plain.cut("refused")
 
     def restore(self) -> None:
+        self.is_cut = False
         self.moa.restore()
         self.plain.restore()
 
@@ -163,7 +169,7 @@ def write_over_line(
         address = urlsplit(url)
         host, port = str(address.hostname), int(address.port or 0)
         with Link(host, port, profile) as link, Link(host, port, profile) as plain_link:
-            client = MoAClient(f"ws://127.0.0.1:{link.port}", drafter, tokenizer, cut_after=1.0)
+            client = MoAClient(f"ws://127.0.0.1:{link.port}", drafter, tokenizer, cut_after=_SILENCE)
             generation = client.generate(prompt, max_new_tokens=max_new_tokens, patience=_PATIENCE)
             plain = PlainClient(plain_link.port, generation.prompt, max_new_tokens, generation.eos)
             lines = Lines(link, plain_link, generation, plain)
@@ -185,6 +191,7 @@ def _watch(lines: Lines, most: int, cut_after: int, reconnect_after: int) -> Ite
     for event in generation:
         before = seen.line
         seen.add(event)
+        seen.cut = lines.is_cut
         now = time.monotonic()
         seen.target_calls, seen.seconds = generation.target_calls, now - started
         seen.bytes_up, seen.bytes_down = link.bytes_up, link.bytes_down

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from ..generation.marks import Kind, Mark
 
 KINDS: dict["Kind", str] = {
-    "accepted": "drafted and accepted",
-    "lookup": "copied from the text so far (lookup) and accepted",
+    "accepted": "drafted and kept",
+    "lookup": "copied from the text so far and kept",
     "own": "the target's own",
     "rejected": "drafted and thrown away",
 }
@@ -66,14 +66,15 @@ def _element(kind: "Kind") -> str:
     return "del" if kind in STRUCK else "span"
 
 
-def legend(kinds: dict["Kind", str] = KINDS) -> str:
-    """What the marks mean, in the marks."""
-    items = "".join(
-        f'<li><{_element(kind)} class="moa-token moa-{kind}">{html.escape(words)}</{_element(kind)}></li>'
-        for kind, words in kinds.items()
-    )
+def legend(kinds: dict["Kind", str], counts: dict[str, int] | None = None) -> str:
+    """What the marks mean, in the marks; with `counts`, how many tokens have each of them."""
+    items = []
+    for kind, words in kinds.items():
+        element = _element(kind)
+        number = "" if counts is None else f" <strong>{counts[kind]}</strong>"
+        items.append(f'<li><{element} class="moa-token moa-{kind}">{html.escape(words)}</{element}>{number}</li>')
     return (
-        f'<ul class="moa-legend" aria-label="What the marks mean">{items}'
+        f'<ul class="moa-legend" aria-label="What the marks mean">{"".join(items)}'
         '<li><span class="moa-space"> </span> space</li><li><span class="moa-break"></span> line break</li></ul>'
     )
 

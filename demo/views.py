@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from .charts import draw_acceptance, draw_lengths, seconds_table
-from .marks import STRUCK, render, visible
+from .marks import KINDS, STRUCK, legend, render, visible
 from .tree_picture import draw
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .line import OverTheLine
 
 _NOTHING = "-"
-LIVE_REGION = '<div role="status" aria-live="polite" class="moa">${value}</div>'
+LIVE_REGION = '<div role="status" aria-live="polite" class="moa moa-verdict">${value}</div>'
 """Gradio's template of a text whose changes screen readers read out."""
 
 
@@ -55,21 +55,20 @@ def text_html(text: "MarkedText", name: str) -> str:
     return f'<div class="moa moa-{name}">{render(text.marks)}</div>'
 
 
-def figures_html(result: "Comparison") -> str:
-    """Both clocks side by side."""
-    drafted, plain = result.drafted, result.plain
-    rows = [
-        ("clock", *(f"{side.seconds:.1f} s" for side in (drafted, plain))),
-        ("new tokens", *(str(len(side.token_ids)) for side in (drafted, plain))),
-        ("tokens per second", *(f"{side.tokens_per_second:.1f}" for side in (drafted, plain))),
-        ("first token after", *(_seconds(side.first_token_seconds) for side in (drafted, plain))),
-        ("target calls", *(str(side.target_calls) for side in (drafted, plain))),
-        ("tokens per target call", _number(result.mean_accepted_tokens), "1.00"),
-    ]
-    body = "".join(f'<tr><th scope="row">{name}</th><td>{a}</td><td>{b}</td></tr>' for name, a, b in rows)
+def legend_html(result: "Comparison | None" = None) -> str:
+    """What the marks mean, and how many tokens have each of them."""
+    return legend(KINDS, None if result is None else result.counts)
+
+
+def clock_html(progress: "Progress") -> str:
+    """One side's clock and what it has done."""
+    tokens = f"{len(progress.token_ids)} tokens, {progress.tokens_per_second:.1f} per second"
+    calls = f"{progress.target_calls} target calls"
+    first = progress.first_token_seconds
+    after = "" if first is None else f", first token after {first:.2f} s"
     return (
-        '<div class="moa moa-scroll"><table class="moa-figures"><thead><tr><th scope="col"></th>'
-        f'<th scope="col">with drafts</th><th scope="col">plain</th></tr></thead><tbody>{body}</tbody></table></div>'
+        f'<p class="moa moa-says"><strong class="moa-clock">{progress.seconds:.1f} s</strong> '
+        f"<strong>{calls}</strong><br>{tokens}{after}</p>"
     )
 
 
@@ -81,8 +80,13 @@ def verdict(result: "Comparison") -> str:
         return "Decoding with drafts …"
     if not result.plain.finished:
         return "Decoding the same prompt plainly …"
-    words = [f"{result.speedup:.2f} times the speed of plain decoding"]
-    words[0] += f", {result.mean_accepted_tokens:.2f} tokens per target call." if result.rounds else "."
+    words = [f"{result.speedup:.2f} times the speed of plain decoding."]
+    if result.rounds:
+        drafted, plain = result.drafted, result.plain
+        words.append(
+            f"{drafted.target_calls} target calls wrote {len(drafted.token_ids)} tokens "
+            f"({result.mean_accepted_tokens:.2f} per call after the prompt); plain decoding took {plain.target_calls}."
+        )
     if result.identical:
         words.append("Both wrote exactly the same tokens.")
     elif result.identical is False:
@@ -174,14 +178,22 @@ def line_status(seen: "OverTheLine") -> str:
         return f"Ended.{told}"
     if seen.reason is not None:
         return ("Done, and every token is the target's." if seen.exact else "Done, but not exact.") + told
-    states = {"connecting": "Connecting …", "connected": "Connected.", "offline": "Cut: the phone writes on alone."}
+    states = {
+        "connecting": "Connecting …",
+        "connected": "Connected.",
+        "offline": "Cut: the phone writes on alone."
+        if seen.cut
+        else "The phone dials again, at intervals of up to ten seconds, and writes on alone until somebody answers.",
+    }
     return states[seen.line] + told
 
 
 def line_picture(seen: "OverTheLine | None") -> str:
     """Phone, line and server, with what is on each of them; None: nothing is written yet."""
     state = "connecting" if seen is None else seen.line
-    words = {"connecting": "the line", "connected": "connected", "offline": "✂ the line is cut"}
+    words = {"connecting": "the line", "connected": "connected", "offline": "no connection"}
+    if seen is not None and seen.cut:
+        words["offline"] = "✂ the line is cut"
     went = "" if seen is None else f"{seen.bytes_up / 1000:.1f} kB up, {seen.bytes_down / 1000:.1f} kB down"
     doing = {
         "connecting": "",

@@ -19,7 +19,7 @@ from moa_spec.demo.comparison import compare
 from moa_spec.demo.decoding import BadRequest, Request, encode, warm_up, watch
 from moa_spec.demo.results_tab import results_html
 from moa_spec.demo.stops import Stops
-from moa_spec.demo.views import as_data, figures_html, round_html, verdict
+from moa_spec.demo.views import as_data, clock_html, legend_html, round_html, verdict
 
 Models = tuple[Any, Any, Any]
 
@@ -75,6 +75,10 @@ def test_comparison(models: Models, shape: Any, lookup: bool) -> None:
     assert result.mean_accepted_tokens == pytest.approx(23 / len(result.rounds))
     assert result.speedup == pytest.approx(result.plain.seconds / result.drafted.seconds)
     assert "exactly the same tokens" in verdict(result)
+    counts = result.counts
+    assert counts["accepted"] + counts["lookup"] + counts["own"] == 24
+    assert sum(counts.values()) == 1 + sum(len(e.nodes) + len(e.tokens) - e.accepted for e in result.rounds)
+    assert f"thrown away</del> <strong>{counts['rejected']}</strong>" in legend_html(result)
     widest = max(sum(node.depth == 1 for node in entry.nodes) for entry in result.rounds)
     if shape != "automatic" and not lookup:
         assert widest == {"chain": 1, "tree": 3}[shape]
@@ -122,7 +126,7 @@ def test_stopped_comparison_promises_nothing(models: Models, slowly: None) -> No
     assert result.finished
     assert (result.speedup, result.identical, result.plain.token_ids) == (None, None, [])
     assert verdict(result).startswith("Stopped")
-    assert "with drafts" in figures_html(result)
+    assert f"{result.drafted.target_calls} target calls" in clock_html(result.drafted)
 
 
 def test_errors_of_the_models_reach_the_watcher(models: Models) -> None:

@@ -90,7 +90,10 @@ def test_run_marks_and_rounds(page: Any) -> None:
     assert drafted.locator("del.moa-rejected").count() > 0
     style = "element => getComputedStyle(element).textDecorationLine"
     assert drafted.locator("del.moa-rejected").first.evaluate(style) == "line-through"
-    assert drafted.locator(".moa-own").first.evaluate("element => getComputedStyle(element).outlineStyle") == "solid"
+    style = "element => getComputedStyle(element).borderBottomStyle"
+    assert drafted.locator(".moa-own").first.evaluate(style) == "none"
+    assert page.locator(".moa-legend .moa-accepted").first.evaluate(style) == "solid"
+    assert page.locator(".moa-legend .moa-lookup").first.evaluate(style) == "double"
     page.get_by_text("Round 1 of").wait_for()
     press(page, "Next round")
     page.get_by_text("Round 2 of").wait_for()
@@ -124,6 +127,7 @@ def test_stop_frees_the_thread(page: Any) -> None:
 
 
 def test_errors_are_shown_where_they_belong(page: Any) -> None:
+    page.get_by_label("Prompt", exact=True).fill(" ")
     press(page, "Run")
     page.get_by_role("alert").get_by_text("The prompt is empty").wait_for()
     page.get_by_label("Prompt", exact=True).fill("x" * 1020)
@@ -141,8 +145,9 @@ def test_cut_and_reconnect(page: Any) -> None:
     page.get_by_text("Cut: the phone writes on alone.").wait_for()
     page.locator(".moa-line .moa-provisional").first.wait_for()
     keep(page, "cut")
-    row = page.get_by_role("row", name="answers while the line was cut")
-    assert re.search(r"cut\s+0$", row.inner_text())
+    row = page.get_by_role("row", name="calls while the line was cut")
+    assert re.search(r"cut\s+0\s+0$", row.inner_text())
+    page.get_by_text("The connection broke.").wait_for()
     Slowly.seconds = 0.0
     press(page, "Reconnect")
     page.get_by_text("Done, and every token is the target's.").wait_for()

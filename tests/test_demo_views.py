@@ -137,7 +137,7 @@ def test_html_tells_kinds_apart_by_class_and_strikes_out() -> None:
     assert '<del class="moa-token moa-rejected"' in page
     for kind in KINDS:
         assert f"moa-{kind}" in page
-        assert KINDS[kind].split(" (")[0] in unescape(legend())
+        assert KINDS[kind].split(" (")[0] in unescape(legend(KINDS))
     assert "drafter&#x27;s probability 70%" in page
 
 
