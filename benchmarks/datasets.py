@@ -7,6 +7,7 @@ Layout of a data folder:
 
     spec_bench/question.jsonl               480 questions, six tasks of 80 (Spec-Bench, arXiv 2401.07851)
     moa_bench/{alpaca,gsm8k,...}.jsonl      the six sets of arXiv 2410.03804, one task per file
+    human_eval/HumanEval.jsonl.gz           the tests of one of them, which is all that is read of it
 """
 
 import hashlib
@@ -30,6 +31,8 @@ _SPEC_BENCH = "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/s
 _MOA_BENCH = (
     "https://raw.githubusercontent.com/huawei-noah/HEBO/433c5812e4fa70924e503ad74774cb94c32d4136/data/{}/question.jsonl"
 )
+
+HUMAN_EVAL = "human_eval/HumanEval.jsonl.gz"
 
 # file: where it comes from, and its SHA-256
 FILES: dict[str, tuple[str, str]] = {
@@ -57,6 +60,10 @@ FILES: dict[str, tuple[str, str]] = {
     "moa_bench/qa.jsonl": (
         _MOA_BENCH.format("qa"),
         "04252e41ab00bcc03b11940b4a3766cf40ae0b76a09c4f56968ba952f0b029f3",
+    ),
+    HUMAN_EVAL: (
+        "https://raw.githubusercontent.com/openai/human-eval/master/data/HumanEval.jsonl.gz",
+        "b796127e635a67f93fb35c04f4cb03cf06f38c8072ee7cee8833d7bee06979ef",
     ),
 }
 

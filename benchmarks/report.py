@@ -256,6 +256,25 @@ def probes_table(result: Result) -> str:
     return table(["probe (times in one-token passes)", *parts], [[name, *values] for name, values in rows.items()])
 
 
+def quality_table(result: Result) -> str:
+    """The tasks' own metrics of every method's answers, side by side."""
+    if "quality" not in result:
+        raise ResultError("The answers of this result have not been assessed: run `moa bench quality` on it")
+    rows = []
+    for task, entry in result["quality"].items():
+        cut = entry["cut"][PLAIN]
+        rows += [
+            [
+                f"{task}: {metric}",
+                str(entry["answers"]),
+                str(cut),
+                *(number(by_method[m], 3) for m in result["methods"]),
+            ]
+            for metric, by_method in entry["metrics"].items()
+        ]
+    return table(["task: metric", "answers", "cut off", *result["methods"]], rows)
+
+
 SECTIONS: dict[str, Callable[[Result], str]] = {
     **serving_report.SECTIONS,
     "goals": goals_table,
@@ -267,6 +286,7 @@ SECTIONS: dict[str, Callable[[Result], str]] = {
     "acceptance": acceptance_table,
     "lookup": lookup_text,
     "losses": losses_text,
+    "quality": quality_table,
 }
 
 _LEGEND = (
@@ -300,6 +320,7 @@ def report(results: dict[str, Result]) -> str:
             losses_text(result),
             "### Against prompt lookup",
             lookup_text(result),
+            *(["### Quality", quality_table(result)] if "quality" in result else []),
             "### Methods",
             methods_table(result),
         ]
