@@ -163,8 +163,8 @@ def assess(
         told: hears what is being done.
 
     Returns:
-        By task: `answers` (how many), `cut` (by method, how many were as long as allowed) and `metrics`: by name, by
-        method.
+        By task: `answers` (how many), `cut` (by method, how many were as long as allowed), `metrics`: by name, by
+        method, and `stopped`: programs that were stopped or took their process down, with their question and method.
 
     Raises:
         MalformedDataError: the questions are not those that the result was made with.
@@ -187,8 +187,10 @@ def assess(
             for name in result["methods"]
         }
         metrics: dict[str, dict[str, float]] = {}
+        stopped: list[str] = []
         if task == PROGRAMS:
-            metrics["pass@1"] = _pass_rates(texts, [problem_of(question, problems or {}) for question, _ in entries])
+            posed = [(question.key, problem_of(question, problems or {})) for question, _ in entries]
+            metrics["pass@1"], stopped = _pass_rates(texts, posed)
         else:
             references = [question.reference[0] for question, _ in entries]
             for metric, measure in METRICS[task].items():
@@ -197,21 +199,30 @@ def assess(
             "answers": len(entries),
             "cut": {name: sum(len(given[name]) >= longest for _, given in entries) for name in texts},
             "metrics": metrics,
+            "stopped": stopped,
         }
     return found
 
 
-def _pass_rates(texts: Mapping[str, Sequence[str]], problems: Sequence[Problem]) -> dict[str, float]:
-    """Share of answers that pass their problem's tests. The same program is run once."""
-    outcomes: dict[str, bool] = {}
-    rates = {}
+def _pass_rates(
+    texts: Mapping[str, Sequence[str]], posed: Sequence[tuple[str, Problem]]
+) -> tuple[dict[str, float], list[str]]:
+    """Share of answers that pass their problem's tests, and the programs that had to be stopped or crashed. Methods
+    mostly give the same program; it is run once."""
+    outcomes: dict[str, sandbox.Outcome] = {}
+    rates, stopped = {}, []
     for name, written in texts.items():
-        programs = [problem.program(text) for problem, text in zip(problems, written, strict=True)]
-        for program in programs:
+        passed = 0
+        for (key, problem), text in zip(posed, written, strict=True):
+            program = problem.program(text)
             if program not in outcomes:
-                outcomes[program] = sandbox.run(program).verdict == "passed"
-        rates[name] = sum(outcomes[program] for program in programs) / len(programs)
-    return rates
+                outcomes[program] = sandbox.run(program)
+            outcome = outcomes[program]
+            passed += outcome.verdict == "passed"
+            if outcome.verdict in ("timed out", "crashed"):
+                stopped.append(f"{key}, {name}: {outcome.verdict}, {outcome.detail}")
+        rates[name] = passed / len(posed)
+    return rates, stopped
 
 
 def differing(quality: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -272,7 +272,9 @@ def quality_table(result: Result) -> str:
             ]
             for metric, by_method in entry["metrics"].items()
         ]
-    return table(["task: metric", "answers", "cut off", *result["methods"]], rows)
+    stopped = [f"- {line}" for entry in result["quality"].values() for line in entry["stopped"]]
+    programs = ["", "Programs that were stopped or crashed, counted as failed:", "", *stopped] if stopped else []
+    return "\n".join([table(["task: metric", "answers", "cut off", *result["methods"]], rows), *programs])
 
 
 SECTIONS: dict[str, Callable[[Result], str]] = {

@@ -125,7 +125,7 @@ def test_problems_are_read_and_matched(tmp_path: Path) -> None:
 class Texts:
     """A tokenizer whose ids are indices of whole texts."""
 
-    texts = ("6 times 7 is 42.", "41", "    return sum(numbers)", "    return 0", "The cat sat.")
+    texts = ("6 times 7 is 42.", "41", "    return sum(numbers)", "    import os; os.abort()", "The cat sat.")
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         return "".join(self.texts[i] for i in ids)
@@ -164,6 +164,8 @@ def test_methods_are_assessed_side_by_side() -> None:
         "spec_bench/math_reasoning, exact match, moa",
         "moa_bench/humaneval, pass@1, moa",
     ]
+    table = quality_table(result | {"quality": assessed})
+    assert "- moa_bench/humaneval/2, moa: crashed, ended by SIGABRT" in table
     del questions["spec_bench/translation/3"]
     with pytest.raises(MalformedDataError, match="no question spec_bench/translation/3"):
         quality.assess(result, questions, Texts(), problems)
