@@ -21,6 +21,17 @@ Figures = dict[str, Any]
 
 LOOKUP = "stock-lookup"
 
+# whom our methods are compared with, and how they are called there
+RIVALS = {
+    LOOKUP: "prompt lookup",
+    "eagle2": "EAGLE-2",
+    "eagle": "EAGLE's chain",
+    "medusa": "Medusa",
+    "glide": "GLIDE",
+    "assistant": "the independent model",
+}
+LIKE = {"eagle2": "moa-tree", "eagle": "moa", "medusa": "moa", "glide": "moa"}
+
 
 # -- one comparison ----------------------------------------------------------------------------------------------------
 
@@ -159,7 +170,7 @@ def acceptance_table(result: Result) -> str:
 
 
 def losses_text(result: Result) -> str:
-    """Where a method is slower than plain decoding, and where ours is slower than prompt lookup."""
+    """Where a method is slower than plain decoding, and where ours is slower than another in the same run."""
     lines = []
     for suite, tasks in suites(result).items():
         for name in result["methods"]:
@@ -170,15 +181,33 @@ def losses_text(result: Result) -> str:
             if slow:
                 listed = ", ".join(f"{task} {value:.2f}x" for task, value in slow)
                 lines.append(f"- {suite}, {name}: slower than plain decoding on {listed}.")
-            if name.startswith("moa") and LOOKUP in result["methods"]:
+            for other in RIVALS if name.startswith("moa") else ():
+                if other not in result["methods"]:
+                    continue
                 behind = [
-                    f"{task} {figures[name]['speedup'][0]:.2f}x against {figures[LOOKUP]['speedup'][0]:.2f}x"
+                    f"{task} {figures[name]['speedup'][0]:.2f}x against {figures[other]['speedup'][0]:.2f}x"
                     for task, figures in tasks.items()
-                    if figures[name]["speedup"][0] < figures[LOOKUP]["speedup"][0]
+                    if figures[name]["speedup"][0] < figures[other]["speedup"][0]
                 ]
                 if behind:
-                    lines.append(f"- {suite}, {name}: behind prompt lookup on {', '.join(behind)}.")
-    return "\n".join(lines) or "No method is slower than plain decoding on any task, and none of ours behind lookup."
+                    lines.append(f"- {suite}, {name}: behind {RIVALS[other]} on {', '.join(behind)}.")
+    return "\n".join(lines) or "No method is slower than plain decoding on any task, and none of ours behind another."
+
+
+def baselines_text(result: Result) -> str:
+    """MoA against the other trained drafters, like against like: chains with chains, trees with trees."""
+    lines = []
+    for suite in suites(result):
+        figures = result["summary"][suite]
+        for other, ours in LIKE.items():
+            if other in figures and ours in figures:
+                taus = [figures[name]["tau"] for name in (ours, other)]
+                over = speedup_over(result["questions"], ours, other, suite)
+                lines.append(
+                    f"- {suite}, {ours} against {other}: {taus[0]:.2f} against {taus[1]:.2f} tokens per target call "
+                    f"({100 * (taus[0] / taus[1] - 1):+.1f}%), {spread(over, unit='x')} its speed."
+                )
+    return "\n".join(lines) or NOTHING
 
 
 def lookup_text(result: Result) -> str:
@@ -287,6 +316,7 @@ SECTIONS: dict[str, Callable[[Result], str]] = {
     "details": detail_table,
     "acceptance": acceptance_table,
     "lookup": lookup_text,
+    "baselines": baselines_text,
     "losses": losses_text,
     "quality": quality_table,
 }
@@ -322,6 +352,7 @@ def report(results: dict[str, Result]) -> str:
             losses_text(result),
             "### Against prompt lookup",
             lookup_text(result),
+            *(["### Against other trained drafters", text] if (text := baselines_text(result)) != NOTHING else []),
             *(["### Quality", quality_table(result)] if "quality" in result else []),
             "### Methods",
             methods_table(result),

@@ -59,6 +59,23 @@ def test_losses_are_named(result_path: Path) -> None:
     assert "moa: slower than plain decoding on qa 0.90x" in report.losses_text(result)
 
 
+def test_other_drafters_are_compared_like_with_like(result_path: Path) -> None:
+    result = read_result(result_path)
+    assert report.baselines_text(result) == report.NOTHING
+    # the same answers under another name, of a drafter that keeps 2 tokens per call and was faster on one task
+    result["methods"]["eagle"] = result["methods"]["moa"]
+    for entry in result["questions"]:
+        entry["turns"][0]["answers"]["eagle"] = entry["turns"][0]["answers"]["moa"]
+    for group in result["summary"].values():
+        group["eagle"] = group["moa"] | {"tau": 2.0}
+    result["summary"]["spec_bench/rag"]["eagle"]["speedup"] = [1.3, 1.3, 1.3]
+    assert report.baselines_text(result) == (
+        "- spec_bench, moa against eagle: 2.33 against 2.00 tokens per target call (+16.7%), 1.00x its speed."
+    )
+    assert report.losses_text(result) == "- spec_bench, moa: behind EAGLE's chain on rag 1.15x against 1.30x."
+    assert "### Against other trained drafters" in report.report({"mock": result})
+
+
 def test_a_document_is_renewed_between_its_markers(tmp_path: Path, result_path: Path) -> None:
     document = tmp_path / "README.md"
     marked = f"# Title\n\n<!-- bench speedup {result_path} -->\n<!-- /bench -->\n\nThe end 1.15x.\n"
