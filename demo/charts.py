@@ -4,6 +4,7 @@ Knows traces, their arithmetic and how to draw it as SVG. Does not know the page
 """
 
 import html
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..generation.trace import RoundTrace
 
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _HEIGHT, _TOP, _BOTTOM, _LEFT, _RIGHT = 220, 24, 36, 44, 12
 
 
@@ -91,6 +93,55 @@ def draw_lengths(rounds: Sequence["RoundTrace"]) -> str:
     return _svg("lengths", "Tokens per round over time", words, width, parts)
 
 
+def draw_groups(
+    title: str,
+    groups: Sequence[str],
+    series: dict[str, list[float | None]],
+    *,
+    percent: bool = False,
+    mark: float | None = None,
+) -> str:
+    """Bars side by side in every group, one per name, with the figure on top and the name's letter below.
+
+    Args:
+        series: values by name, group by group; None and what is missing at the end are left out.
+        percent: values are shares.
+        mark: where a dashed line is drawn, such as 1 for no speedup.
+    """
+    known = [value for values in series.values() for value in values if value is not None]
+    if not known:
+        return f"<p>{html.escape(title)}: nothing was measured.</p>"
+    most = 1.0 if percent else max(*known, mark or 0.0, 1e-9)
+    slot, gap = 42, 22
+    width = _LEFT + len(groups) * (slot * len(series) + gap) + _RIGHT
+    shown = "{:.0%}" if percent else "{:.2f}" if most < 10 else "{:.0f}"
+    parts = [_axis(width, [(share * most, shown.format(share * most)) for share in (0.0, 0.5, 1.0)], most)]
+    for i, group in enumerate(groups):
+        left = _LEFT + i * (slot * len(series) + gap) + gap / 2
+        parts.append(_text(left + slot * len(series) / 2, _HEIGHT - 6, group, small=True))
+        for j, (_, values) in enumerate(series.items()):
+            value = values[i] if i < len(values) else None
+            if value is None:
+                continue
+            x, y = left + slot * j, _y(value, most)
+            parts.append(
+                f'<rect class="moa-bar moa-bar-{j % 3}" x="{x + 3:g}" y="{y:g}" width="{slot - 6}" '
+                f'height="{_y(0, most) - y:g}"/>'
+            )
+            parts.append(_text(x + slot / 2, y - 4, shown.format(value), small=True))
+            parts.append(_text(x + slot / 2, _HEIGHT - 22, _LETTERS[j % len(_LETTERS)], small=True))
+    if mark is not None:
+        parts.append(f'<path class="moa-mean" d="M{_LEFT},{_y(mark, most):g} H{width - _RIGHT}"/>')
+    names = ", ".join(f"{_LETTERS[j % len(_LETTERS)]} = {name}" for j, name in enumerate(series))
+    words = "; ".join(
+        f"{name}: "
+        + ", ".join(f"{group} {shown.format(v)}" for group, v in zip(groups, values, strict=False) if v is not None)
+        for name, values in series.items()
+    )
+    key = re.sub(r"[^a-z]+", "-", title.lower())
+    return _svg(key, f"{title} ({names})", words, width, parts)
+
+
 def seconds_table(rounds: Sequence["RoundTrace"]) -> str:
     """Where the time of all rounds went."""
     total = [
@@ -127,6 +178,7 @@ def _axis(width: float, ticks: list[tuple[float, str]], most: float) -> str:
 
 
 def _svg(name: str, title: str, words: str, width: float, parts: list[str]) -> str:
+    title = html.escape(title)
     return (
         f'<figure class="moa-picture" tabindex="0" aria-label="{title}, scrolls sideways">'
         f'<figcaption>{title}</figcaption><svg role="img" width="{width:g}" height="{_HEIGHT}" '

@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +15,8 @@ from gradio_client.exceptions import AppError
 from moa_spec import attach
 from moa_spec.demo.app import build
 from moa_spec.demo.comparison import compare
-from moa_spec.demo.decoding import BadRequest, Request, encode, warm_up, watch
-from moa_spec.demo.results_tab import results_html
+from moa_spec.demo.decoding import encode, warm_up, watch
+from moa_spec.demo.request import BadRequest, Request
 from moa_spec.demo.stops import Stops
 from moa_spec.demo.views import as_data, clock_html, legend_html, round_html, verdict
 
@@ -193,15 +192,6 @@ def test_stops_know_their_sessions() -> None:
     stops.end("a", first)
     assert stops.stop("a") == 0
     assert not stops.latest("a").is_set()
-
-
-# -- results -----------------------------------------------------------------------------------------------------------
-
-
-def test_no_results_are_said_to_be_none(tmp_path: Path) -> None:
-    assert "no benchmark results" in results_html(tmp_path / "results")
-    (tmp_path / "bad.json").write_text('{"summary": []}')
-    assert "damaged" in results_html(tmp_path)
 
 
 # -- endpoints ---------------------------------------------------------------------------------------------------------

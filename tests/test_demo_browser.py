@@ -90,8 +90,9 @@ def test_run_marks_and_rounds(page: Any) -> None:
     assert drafted.locator("del.moa-rejected").count() > 0
     style = "element => getComputedStyle(element).textDecorationLine"
     assert drafted.locator("del.moa-rejected").first.evaluate(style) == "line-through"
+    width = "element => getComputedStyle(element).borderBottomWidth"
+    assert drafted.locator(".moa-own").first.evaluate(width) == "0px"
     style = "element => getComputedStyle(element).borderBottomStyle"
-    assert drafted.locator(".moa-own").first.evaluate(style) == "none"
     assert page.locator(".moa-legend .moa-accepted").first.evaluate(style) == "solid"
     assert page.locator(".moa-legend .moa-lookup").first.evaluate(style) == "double"
     page.get_by_text("Round 1 of").wait_for()
