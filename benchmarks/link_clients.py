@@ -73,6 +73,7 @@ class HiddenStates:
         text = target.config.get_text_config(decoder=True)
         self.config = SimpleNamespace(
             lsa_layers=[],
+            layer_width=0,
             memory_hidden_state="add",
             target_layer_inference=0,
             target_num_hidden_layers=text.num_hidden_layers,

@@ -6,7 +6,7 @@ from typing import Any
 from .tables import NOTHING, number, share, table
 
 Result = dict[str, Any]
-KINDS = ("link",)
+KINDS = ("link", "offline")
 
 
 def kind(result: Result) -> str | None:
@@ -75,23 +75,95 @@ LINK_LEGEND = (
 )
 
 
+# -- offline -----------------------------------------------------------------------------------------------------------
+
+
+def offline_table(result: Result) -> str:
+    """Every writer after every cut, with 95% intervals."""
+    header = [
+        "cut after", "writer", "kept by the target", "tokens to the first divergence", "regret, nats/token",
+        "repetition", "ROUGE-L", "code that parses",
+    ]  # fmt: skip
+    rows = []
+    for cut, part in result["offline"].items():
+        for name, figures in part["writers"].items():
+            rows.append(
+                [
+                    f"{cut} ({part['prompts']} prompts)",
+                    name,
+                    interval(figures["kept_share"], 1, 100, "%"),
+                    interval(figures["kept"], 1),
+                    interval(figures["regret"], 2),
+                    interval(figures["repetition"], 0, 100, "%"),
+                    interval(figures["rouge_l"], 2),
+                    interval(figures["parses"], 0, 100, "%"),
+                ]
+            )
+    return table(header, rows)
+
+
+def ahead_table(result: Result) -> str:
+    """What MoA is ahead of each other writer, prompt by prompt."""
+    rows = []
+    for cut, part in result["offline"].items():
+        for name, figures in part["ahead"].items():
+            shares, lengths = figures["kept_share"], figures["kept"]
+            rows.append([cut, name, interval(shares, 1, 100, "%"), interval(lengths, 1), _verdict(lengths)])
+    return table(["cut after", "MoA against", "kept by the target", "tokens to the first divergence", "ahead"], rows)
+
+
+def _verdict(difference: list[float] | None) -> str:
+    """Zero outside of the interval, or no verdict."""
+    if difference is None:
+        return NOTHING
+    return "yes" if difference[1] > 0 else "no" if difference[2] < 0 else "not told apart"
+
+
+def interval(values: list[float] | None, digits: int, factor: float = 1, unit: str = "") -> str:
+    """A mean and its interval."""
+    if values is None:
+        return NOTHING
+    mean, low, high = (f"{factor * value:.{digits}f}" for value in values)
+    return f"{mean}{unit} ({low} to {high})"
+
+
+OFFLINE_LEGEND = (
+    "Means over prompts; 95% bootstrap intervals over prompts in brackets. Kept by the target: share of the offline "
+    "tokens that stand when the line is back (policy revise). Regret: how many nats per token less likely the text is "
+    "to the target than the target's own text of the same length, so that a text which repeats itself may have little "
+    "of it. Repetition: share of runs of four tokens that the text had already. ROUGE-L against the target's own text. "
+    "Code that parses: of the answers in which the target writes a block of Python, as far as the last whole line."
+)
+
+
 # -- all of them -------------------------------------------------------------------------------------------------------
 
 SECTIONS: dict[str, Callable[[Result], str]] = {
     "serving-settings": settings_text,
     "serving-methods": methods_text,
     "link": link_table,
+    "offline": offline_table,
+    "offline-ahead": ahead_table,
+}
+
+
+_PARTS: dict[str, Callable[[Result], list[str]]] = {
+    "link": lambda result: [link_table(result), LINK_LEGEND],
+    "offline": lambda result: [offline_table(result), ahead_table(result), OFFLINE_LEGEND],
 }
 
 
 def report(result: Result) -> str:
     """One record."""
-    parts = {"link": [link_table(result), LINK_LEGEND]}[kind(result) or ""]
+    parts = _PARTS[kind(result) or ""](result)
     return "\n\n".join([settings_text(result), *parts, methods_text(result)])
 
 
 def drawings(result: Result) -> Iterator[tuple[str, list[str], dict[str, list[Any]], str]]:
     """Name, groups, bars by method, and label of each figure."""
+    if kind(result) == "offline":
+        yield from _offline_drawings(result["offline"])
+        return
     link = result["link"]
     methods = list(dict.fromkeys(name for figures in link.values() for name in figures))
     for what, label in (("tokens_per_second", "tokens/s"), ("calls_per_100_tokens", "target calls per 100 tokens")):
@@ -101,3 +173,13 @@ def drawings(result: Result) -> Iterator[tuple[str, list[str], dict[str, list[An
             if any(value is not None for value in values):
                 series[name] = [None if value is None else (value,) * 3 for value in values]
         yield what.replace("_", "-"), list(link), series, label
+
+
+def _offline_drawings(cuts: dict[str, Any]) -> Iterator[tuple[str, list[str], dict[str, list[Any]], str]]:
+    groups = [f"cut after {cut}" for cut in cuts]
+    for what, label in (("kept", "tokens to the first divergence"), ("repetition", "share of repeated runs of 4")):
+        series: dict[str, list[Any]] = {}
+        for part in cuts.values():
+            for name, figures in part["writers"].items():
+                series.setdefault(name, []).append(figures[what])
+        yield what, groups, series, label

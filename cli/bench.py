@@ -3,6 +3,8 @@
   run      measure; a run that was stopped goes on where it was when started again
   engine   check what one round costs: passes, drafts, bookkeeping, memory, long contexts, batches
   link     client and server over an emulated line, against drafting beside the target and streaming from it
+  offline  what a client writes while its line is cut, and how much of it the target keeps
+  quality  what the tasks' own metrics say of the answers in a result, method by method
   report   turn results into Markdown and figures, and renew the tables in documents
   fetch    download the questions once
 
@@ -16,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import bench_serving
+from . import bench_engine, bench_quality, bench_serving
 from .arguments import DEFAULT_DRAFTER, add_model_arguments, not_negative, positive
 
 EXAMPLE = "moa bench run --quick"
@@ -45,8 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, add, example in (
         ("run", _add_run_arguments, "moa bench run --dtype bfloat16 --per-task 8 --output runs/greedy-bf16.json"),
-        ("engine", _add_engine_arguments, "moa bench engine --output runs/engine.json"),
+        ("engine", bench_engine.add_arguments, "moa bench engine --output runs/engine.json"),
         ("link", bench_serving.add_link_arguments, "moa bench link --profiles 5g 4g --figures runs"),
+        ("offline", bench_serving.add_offline_arguments, "moa bench offline --prompts 100 --figures runs"),
+        ("quality", bench_quality.add_arguments, "moa bench quality runs/greedy-fp32.json"),
         ("report", _add_report_arguments, "moa bench report runs/greedy-bf16.json --figures runs"),
         ("fetch", _add_fetch_arguments, "moa bench fetch"),
     ):
@@ -92,31 +96,6 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=positive, metavar="N", help="of the CPU (default: as many as cores)")
 
 
-def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=Path("runs/engine.json"),
-        metavar="FILE",
-        help="the record; the comparison in each dtype goes beside, NAME-DTYPE.json (default: %(default)s)",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="begin anew whatever is there")
-    parser.add_argument(
-        "--dtypes", nargs="+", default=["bfloat16", "float32"], choices=["float32", "bfloat16", "float16"]
-    )
-    parser.add_argument("--per-task", type=positive, default=8, metavar="N", help="questions (default: %(default)s)")
-    parser.add_argument("--max-new-tokens", type=positive, default=128, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--repetitions", type=positive, default=3, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
-    parser.add_argument(
-        "--data", type=Path, metavar="FOLDER", help="the questions (default: what fetch has downloaded)"
-    )
-    parser.add_argument("--target", metavar="NAME", help="a folder or a repository (default: SmolLM2-135M-Instruct)")
-    parser.add_argument("--drafter", metavar="NAME", help=f"likewise (default: checkpoints/{DEFAULT_DRAFTER.name})")
-    parser.add_argument("--device", default="cpu", help="such as cuda (default: %(default)s)")
-    parser.add_argument("--threads", type=positive, metavar="N", help="of the CPU (default: as many as cores)")
-
-
 def _add_report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("results", nargs="*", type=Path, metavar="RESULT", help="what run and engine have written")
     parser.add_argument("--output", type=Path, metavar="FILE", help="the report (default: printed)")
@@ -131,8 +110,10 @@ def _add_fetch_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    actions = {"run": run_comparison, "engine": run_engine, "report": run_report, "fetch": run_fetch}
-    return (actions | {"link": bench_serving.run_link})[args.action](args)
+    actions = {"run": run_comparison, "engine": bench_engine.run, "report": run_report, "fetch": run_fetch}
+    return (
+        actions | {"link": bench_serving.run_link, "offline": bench_serving.run_offline, "quality": bench_quality.run}
+    )[args.action](args)
 
 
 def run_fetch(args: argparse.Namespace) -> int:
@@ -180,38 +161,6 @@ def run_comparison(args: argparse.Namespace) -> int:
     print(report.settings_text(result), report.speedup_table(result), report.detail_table(result), sep="\n\n")
     print(f"\n`moa bench report {args.output}` says more")
     return 0 if recount_agrees(result) else 1
-
-
-def run_engine(args: argparse.Namespace) -> int:
-    from ..benchmarks import goals, probes, records, report
-
-    args.methods, args.sets, args.assistant, args.temperature = [*goals.METHODS, "moa"], [goals.SUITE], None, 0.0
-    parts: dict[str, Any] = {}
-    agrees = True
-    for dtype in args.dtypes:
-        bench = Bench(args, dtype)
-        comparison = bench.compare(args.output.with_name(f"{args.output.stem}-{dtype}.json"))
-        agrees &= recount_agrees(comparison)
-        measured = probes.probe(
-            bench.target,
-            bench.tokenizer,
-            {method.name: method for method in bench.methods},
-            list({question.task: question.turns[0] for question in reversed(bench.questions)}.values())[::-1],
-            [question.turns[0] for question in bench.everything if question.task in ("summarization", "rag")],
-            args.max_new_tokens,
-            bench.clock,
-            lambda what: print(f"measuring {what}", file=sys.stderr, flush=True),
-        )
-        parts[dtype] = {"goals": goals.check(comparison, measured), "probes": measured}
-    record = {
-        "format": records.FORMAT,
-        "options": bench.options() | {"dtype": args.dtypes},
-        "sessions": [records.environment()],
-        "engine": parts,
-    }
-    records.write_json(args.output, record)
-    print(report.engine_settings_text(record), report.goals_table(record), report.probes_table(record), sep="\n\n")
-    return 0 if agrees else 1
 
 
 class Bench:

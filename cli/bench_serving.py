@@ -8,6 +8,7 @@ from typing import Any
 
 from .arguments import DEFAULT_DRAFTER, positive
 
+OFFLINE_METHODS = ["moa", "moa-no-repeat", "moa-alone", "moa-prompt", "untrained", "lookup"]
 LINK_METHODS = ["stream", "beside", "moa", "moa-alone", "lookup"]
 
 
@@ -60,7 +61,7 @@ def run_link(args: argparse.Namespace) -> int:
         if name in args.methods and needed is None:
             raise ValueError(f"The method {name!r} needs a model: name one with {option}")
     drafter = _drafter(args)
-    bench = _Bench(args, drafter)
+    bench = _Bench(args, drafter, ["spec_bench"])
     cores = _share_cores()
     prompts = bench.prompts(args.questions, args.max_new_tokens)
     options = bench.options() | {
@@ -81,6 +82,92 @@ def run_link(args: argparse.Namespace) -> int:
     _draw(args, result)
     exact = [figures["exact"] for methods in result["link"].values() for figures in methods.values()]
     return 0 if args.dtype != "float32" or all(share in (None, 1.0) for share in exact) else 1
+
+
+def add_offline_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--methods", nargs="+", default=OFFLINE_METHODS, metavar="NAME", help=" ".join(OFFLINE_METHODS))
+    parser.add_argument(
+        "--prompts", type=positive, default=100, metavar="N", help="of Spec-Bench and HumanEval (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--tokens", type=positive, default=64, metavar="N", help="written offline (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--no-repeat-ngram-size", type=positive, default=4, metavar="N", help="of moa-no-repeat (default: %(default)s)"
+    )
+    parser.add_argument("--eagle", metavar="FOLDER", help="an EAGLE drafter, for the method eagle")
+    parser.add_argument("--assistant", metavar="NAME", help="an independent small model, for the method of that name")
+    add_common_arguments(parser, "runs/offline.json", None)
+
+
+def run_offline(args: argparse.Namespace) -> int:
+    from ..benchmarks import offline, records, serving_report
+    from .bench import pin_threads
+
+    _check_names("method", args.methods, offline.DESCRIPTIONS)
+    for name, needed in (("eagle", args.eagle), ("assistant", args.assistant)):
+        if name in args.methods and needed is None:
+            raise ValueError(f"The method {name!r} needs a model: name one with --{name}")
+    bench = _Bench(args, _drafter(args), ["spec_bench", "moa_bench"])
+    threads = pin_threads(None)
+    options = bench.options() | {
+        "methods": {name: offline.DESCRIPTIONS[name].format(n=args.no_repeat_ngram_size) for name in args.methods},
+        "prompts": args.prompts,
+        "tokens_offline": args.tokens,
+        "cuts": list(offline.CUTS),
+        "no_repeat_ngram_size": args.no_repeat_ngram_size,
+        "eagle_sha256": records.checkpoint_digest(args.eagle),
+        "assistant": None if args.assistant is None else Path(args.assistant).name,
+        "threads": threads,
+    }
+    results = records.ResultFile(args.output, options, args.overwrite)
+    prompts = bench.mixed_prompts(args.prompts, max(offline.CUTS) + args.tokens)
+    result = offline.run(
+        bench.target,
+        bench.tokenizer,
+        bench.drafter,
+        _offline_writers(args, bench),
+        prompts,
+        results,
+        offline.CUTS,
+        args.tokens,
+        bench.eos,
+        bench.checksums(),
+    )
+    print(serving_report.report(result))
+    _draw(args, result)
+    return 0
+
+
+def _offline_writers(args: argparse.Namespace, bench: "_Bench") -> Any:
+    """Who writes offline, by the names on the command line, from what was read of a text."""
+    from ..benchmarks import offline
+    from ..benchmarks.link_clients import HiddenStates
+    from ..benchmarks.methods import independent, untrained_like
+
+    alone = bench.drafter.standalone_copy()
+    makers: dict[str, Any] = {
+        "moa": lambda reading: offline.moa_writer(reading, bench.drafter, alone, looks_up=True),
+        "moa-no-repeat": lambda reading: offline.moa_writer(
+            reading, bench.drafter, alone, args.no_repeat_ngram_size, looks_up=True
+        ),
+        "moa-alone": lambda reading: offline.moa_writer(reading, bench.drafter, alone),
+        "moa-prompt": lambda reading: offline.moa_writer(reading, bench.drafter, alone, prompt_only=True),
+        "lookup": lambda reading: offline.lookup_writer,
+    }
+    if "untrained" in args.methods:
+        untrained = untrained_like(bench.drafter, bench.target, args.seed)
+        knows_nothing = untrained.standalone_copy()
+        makers["untrained"] = lambda reading: offline.moa_writer(reading, untrained, knows_nothing)
+    if "eagle" in args.methods:
+        from ..benchmarks.baselines import load_baseline
+
+        eagle, hidden = load_baseline(args.eagle, bench.target), HiddenStates(bench.target)
+        makers["eagle"] = lambda reading: offline.eagle_writer(reading, hidden, eagle)
+    if "assistant" in args.methods:
+        assistant = independent(args.assistant, bench.target)
+        makers["assistant"] = lambda reading: offline.model_writer(assistant)
+    return lambda reading: {name: makers[name](reading) for name in args.methods}
 
 
 def _link_methods(args: argparse.Namespace, bench: "_Bench", urls: dict[str, str]) -> list[Any]:
@@ -141,14 +228,14 @@ def _link_methods(args: argparse.Namespace, bench: "_Bench", urls: dict[str, str
 class _Bench:
     """Questions and models as the command line names them."""
 
-    def __init__(self, args: argparse.Namespace, drafter: str | Path):
+    def __init__(self, args: argparse.Namespace, drafter: str | Path, suites: list[str]):
         from .. import targets
         from ..benchmarks import datasets
         from ..generation import load_drafter
 
-        self.args, self.drafter_name = args, drafter
+        self.args, self.drafter_name, self.suites = args, drafter, suites
         self.folder = datasets.find_folder(args.data)
-        self.questions = datasets.load(["spec_bench"], self.folder)
+        self.questions = datasets.load(suites, self.folder)
         self.target, self.tokenizer = targets.load_target(args.target, args.dtype)
         with targets.quiet():
             self.drafter = load_drafter(drafter, self.target)
@@ -160,13 +247,31 @@ class _Bench:
         return sorted(ids) if isinstance(ids, list) else [] if ids is None else [ids]
 
     def prompts(self, per_task: int, max_new_tokens: int) -> dict[str, list[int]]:
-        """First turns of Spec-Bench's questions as token ids; those that do not fit are left out."""
+        """First turns of so many questions of each task, as token ids; those that do not fit are left out."""
         from ..benchmarks import datasets
+
+        return self._encoded(datasets.choose(self.questions, per_task, self.args.seed), max_new_tokens)
+
+    def mixed_prompts(self, count: int, max_new_tokens: int) -> dict[str, list[int]]:
+        """The same for `count` questions in all, spread over Spec-Bench's tasks and HumanEval, whose answers are code;
+        task after task in turns, so that a run that was stopped has seen all of them."""
+        from ..benchmarks import datasets
+
+        mine = [q for q in self.questions if q.suite == "spec_bench" or q.task == "humaneval"]
+        tasks: dict[str, list[Any]] = {}
+        for question in mine:
+            tasks.setdefault(f"{question.suite}/{question.task}", []).append(question)
+        per_task = -(-count // len(tasks))
+        drawn = [datasets.choose(questions, per_task, self.args.seed) for questions in tasks.values()]
+        in_turn = [questions[i] for i in range(per_task) for questions in drawn if i < len(questions)]
+        return self._encoded(in_turn[:count], max_new_tokens)
+
+    def _encoded(self, questions: list[Any], max_new_tokens: int) -> dict[str, list[int]]:
         from ..benchmarks.runner import encode
 
         context = self.target.config.get_text_config(decoder=True).max_position_embeddings
         found = {}
-        for question in datasets.choose(self.questions, per_task, self.args.seed):
+        for question in questions:
             ids = encode([{"role": "user", "content": question.turns[0]}], self.tokenizer)[0].tolist()
             if len(ids) + max_new_tokens <= context:
                 found[question.key] = ids
@@ -175,7 +280,7 @@ class _Bench:
     def checksums(self) -> dict[str, Any]:
         from ..benchmarks import datasets
 
-        return datasets.checksums(["spec_bench"], self.folder)
+        return datasets.checksums(self.suites, self.folder)
 
     def options(self) -> dict[str, Any]:
         from ..benchmarks import records

@@ -55,6 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--offline", action="store_true", help="begin even if there is no server")
     parser.add_argument("--wait", action="store_true", help="wait while the line is cut, write nothing offline")
     parser.add_argument(
+        "--offline-no-repeat",
+        type=int,
+        default=0,
+        metavar="N",
+        help="text written offline repeats no N tokens in a row of the answer; 0 lets it (default: %(default)s)",
+    )
+    parser.add_argument(
         "--patience", type=not_negative, default=60.0, metavar="S", help="seconds to wait in the end for the server"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object per answer instead")
@@ -125,6 +132,7 @@ def answer(
         seed=args.seed,
         policy=args.policy,
         offline=not args.wait,
+        offline_no_repeat_ngram_size=args.offline_no_repeat,
         start_offline=args.offline,
         patience=args.patience,
     )

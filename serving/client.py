@@ -143,6 +143,7 @@ class MoAClient:
         eos_token_ids: Sequence[int] | None = None,
         policy: Policy = "revise",
         offline: bool = True,
+        offline_no_repeat_ngram_size: int = 0,
         start_offline: bool = False,
         patience: float = 60.0,
         num_assistant_tokens: int = 12,
@@ -160,6 +161,8 @@ class MoAClient:
             policy: what becomes of provisional tokens when the line is back. "revise": the target judges them, and
                 those it would not have written are withdrawn. "keep": they stand, and the text is not exact.
             offline: write on alone while the line is cut.
+            offline_no_repeat_ngram_size: provisional tokens never repeat so many of the answer's tokens in a row; 0
+                lets them. A drafter alone soon runs in circles. What the target writes is not touched.
             start_offline: begin alone when there is no server, instead of raising.
             patience: seconds to wait for the server once nothing is left to be written alone.
             num_assistant_tokens, draft_breadth, draft_nodes, prompt_lookup_num_tokens, draft_policy: as for
@@ -176,6 +179,9 @@ class MoAClient:
         options = DraftOptions(
             num_assistant_tokens, 0.0, draft_breadth, draft_nodes, prompt_lookup_num_tokens, draft_policy
         )
+        if not isinstance(offline_no_repeat_ngram_size, int) or offline_no_repeat_ngram_size < 0:
+            given = repr(offline_no_repeat_ngram_size)
+            raise ValueError(f"offline_no_repeat_ngram_size must be a whole number of at least 0, not {given}")
         if policy not in ("revise", "keep"):
             raise ValueError(f'policy must be "revise" or "keep", not {policy!r}')
         tokens = self._tokens(prompt)
@@ -186,7 +192,17 @@ class MoAClient:
             )
         eos = self._eos() if eos_token_ids is None else sorted(set(eos_token_ids))
         return ClientGeneration(
-            self, tokens, max_new_tokens, sampling, eos, policy, offline, start_offline, patience, options
+            self,
+            tokens,
+            max_new_tokens,
+            sampling,
+            eos,
+            policy,
+            offline,
+            offline_no_repeat_ngram_size,
+            start_offline,
+            patience,
+            options,
         )
 
     def _tokens(self, prompt: str | Sequence[int] | torch.Tensor) -> list[int]:
@@ -231,6 +247,7 @@ class ClientGeneration:
         eos: list[int],
         policy: Policy,
         offline: bool,
+        no_repeat_ngram_size: int,
         start_offline: bool,
         patience: float,
         options: DraftOptions,
@@ -238,6 +255,7 @@ class ClientGeneration:
         self.client, self.prompt, self.sampling, self.eos = client, prompt, sampling, eos
         self.max_new_tokens, self.policy, self.options = max_new_tokens, policy, options
         self.writes_offline, self.start_offline, self.patience = offline, start_offline, patience
+        self.no_repeat_ngram_size = no_repeat_ngram_size
         self.max_length = len(prompt) + max_new_tokens
         self.codec = MemoryCodec(client.widths, client.memory)
 
@@ -580,7 +598,18 @@ class ClientGeneration:
     def _write_offline(self) -> Token:
         if self.writer is None:
             text = self.final + self.provisional
-            self.writer = OfflineWriter(self.memory, text, self.sampling, self.client.widths, self._seed)
+            self.writer = OfflineWriter(
+                self.memory,
+                text,
+                self.sampling,
+                self.client.widths,
+                self._seed,
+                len(self.prompt),
+                self.no_repeat_ngram_size,
+                RowLookup(text, None) if self.options.prompt_lookup_num_tokens else None,
+            )
+            if self.writer.lookup is not None:
+                self.writer.lookup.odds = self.lookup.odds
         token = self.writer.write()
         self.provisional.append(token)
         return Token(self._position(len(self.final) + len(self.provisional) - 1), token, "provisional")

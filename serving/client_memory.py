@@ -3,9 +3,13 @@
 `RemoteMemory` drafts exactly as `MoASession` does beside the target. Knows nothing of lines or messages.
 """
 
+import math
+
 import torch
+from transformers.generation import NoRepeatNGramLogitsProcessor
 
 from ..generation.draft import Draft
+from ..generation.lookup import RowLookup
 from ..generation.moa_source import MoASession
 from ..generation.sources import DraftPlan
 from ..modeling_moa import DraftContext, MoADrafterForCausalLM
@@ -66,9 +70,24 @@ class OfflineWriter:
     Args:
         tokens: the whole text so far.
         seed: of sampling.
+        prompt: how many of the tokens are the prompt.
+        no_repeat_ngram_size: no run of so many tokens is written that the answer has already; 0 allows all.
+        lookup: of the whole text so far. When not sampling, what followed an earlier occurrence of the text's end is
+            written where its odds are better than the drafter's. Only what is there now is copied from: a drafter that
+            runs in circles would be sure of itself.
     """
 
-    def __init__(self, memory: RemoteMemory, tokens: list[int], sampling: Sampling, widths: list[int], seed: int):
+    def __init__(
+        self,
+        memory: RemoteMemory,
+        tokens: list[int],
+        sampling: Sampling,
+        widths: list[int],
+        seed: int,
+        prompt: int = 0,
+        no_repeat_ngram_size: int = 0,
+        lookup: RowLookup | None = None,
+    ):
         if memory.held == 0:
             memory = RemoteMemory(memory.drafter)
             memory.take(tokens[:1], [torch.zeros(1, width) for width in widths])
@@ -82,7 +101,14 @@ class OfflineWriter:
         self.ids = torch.tensor([tokens], device=device)
         self.drafted = None
         self.processors = processors(sampling)
+        self.prompt = prompt
+        self.unrepeated = NoRepeatNGramLogitsProcessor(no_repeat_ngram_size) if no_repeat_ngram_size else None
         self.sampled = sampling.temperature > 0
+        self.lookup = None if self.sampled else lookup
+        if self.lookup is not None:
+            index = self.lookup.index
+            self.state = index.link[index.last]
+            self.matched = index.length[self.state]
         self.generator = torch.Generator(device)
         self.generator.manual_seed(seed + len(tokens))
 
@@ -94,9 +120,24 @@ class OfflineWriter:
         )  # (1, Q, vocabulary)
         self.drafted = output.drafted
         scores = self.processors(self.ids, output.logits[:, -1].float())
+        if self.unrepeated is not None:
+            scores = self.unrepeated(self.ids[:, self.prompt :], scores)
         if self.sampled:
             self.queries = torch.multinomial(scores.softmax(dim=-1), 1, generator=self.generator)
         else:
-            self.queries = scores.argmax(dim=-1, keepdim=True)
+            self.queries = self._likelier(scores)
         self.ids = torch.cat([self.ids, self.queries], dim=1)
         return int(self.queries)
+
+    def _likelier(self, scores: torch.Tensor) -> torch.Tensor:
+        """The drafter's best token of (1, V) scores, or what lookup has where that promises more; (1, 1)."""
+        best = scores.softmax(dim=-1).max(dim=-1, keepdim=True)
+        token = best.indices
+        if self.lookup is not None:
+            index = self.lookup.index
+            found = index.continuation(index.recent[self.state], 1) if self.matched else []
+            allowed = [copied for copied in found if self.unrepeated is None or scores[0, copied] > -math.inf]
+            if allowed and self.lookup.odds.odds(self.matched) > float(best.values):
+                token = torch.full_like(token, allowed[0])
+            self.state, self.matched = index.follow(self.state, self.matched, int(token))
+        return token

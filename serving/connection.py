@@ -311,7 +311,7 @@ class Connection:
     async def _answer(self, session: Session, reply: Committed, held: int) -> None:
         """Sends tokens at once, then the memory from `held` on."""
         await self._send(reply)
-        at_once = max(1, MAX_CHUNK // self.codec.token_bytes)
+        at_once = max(1, MAX_CHUNK // max(1, self.codec.token_bytes))
         for start in range(held, reply.held, at_once):
             end = min(start + at_once, reply.held)
             data = await self._work(lambda s=start, e=end: self.codec.encode(session.text.vectors(s, e)))

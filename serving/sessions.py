@@ -76,9 +76,7 @@ class Session:
     def can_resume(self, hello: Hello) -> bool:
         """Whether this text is the one that a client wants to go on with."""
         count = len(hello.tokens)
-        same, mine = (
-            (h.prompt, h.max_new_tokens, h.eos, h.sampling, h.memory == "none") for h in (hello, self.hello)
-        )
+        same, mine = ((h.prompt, h.max_new_tokens, h.eos, h.sampling, h.memory == "none") for h in (hello, self.hello))
         return self.ready and same == mine and self.text.tokens[:count] == hello.tokens
 
 

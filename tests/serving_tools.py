@@ -58,13 +58,14 @@ def read(generation: ClientGeneration, limit: int = 10_000) -> tuple[Transcript,
 
 
 def nothing_left(server: MoAServer) -> bool:
-    """Whether a server holds nothing any more, a moment after its clients have said goodbye."""
+    """Whether a server holds nothing any more, a moment after its clients have said goodbye, and never failed itself
+    (which clients survive, so that a text being right does not tell)."""
     deadline = time.monotonic() + 5
     while len(server.sessions) or server.connections:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.01)
-    return server.sessions.places == server.sessions.kv_tokens == 0
+    return server.sessions.places == server.sessions.kv_tokens == 0 and "error" not in server.metrics.refused
 
 
 def guess_well(monkeypatch: Any, whole: list[int], accuracy: float = 0.8, seed: int = 0) -> None:
