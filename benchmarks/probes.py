@@ -6,7 +6,9 @@ in `goals`. Times are medians of interleaved repetitions unless said otherwise.
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -222,7 +224,7 @@ def prompt_of_length(
         raise ValueError("a long prompt needs texts to be made of")
 
     def prompt(words: Sequence[int]) -> torch.Tensor:
-        content = "Summarize the following texts.\n\n" + tokenizer.decode(words, skip_special_tokens=True)
+        content = "Summarize the following texts.\n\n" + tokenizer.decode(list(words), skip_special_tokens=True)
         return encode([{"role": "user", "content": content}], tokenizer)
 
     ids: list[int] = []
@@ -299,7 +301,32 @@ def draft_lengths(
     return {n: figures[str(n)]["decode_speedup"] for n in lengths}
 
 
-Progress = Callable[[str], None]
+@dataclass(frozen=True)
+class Amount:
+    """How much the probes measure.
+
+    Attributes:
+        prompts: short prompts for the parts of a round and the draft lengths, and long ones of each length.
+        max_new_tokens: of each answer.
+        repetitions: of every timed answer, the warm-up not counted.
+        contexts: lengths of the long prompts, in tokens; the last is also the one whose memory is counted.
+    """
+
+    prompts: int = 2
+    max_new_tokens: int = 64
+    repetitions: int = 2
+    contexts: tuple[int, ...] = (400, 4000)
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            ValueError: no context, or one given twice.
+        """
+        if not self.contexts or len(set(self.contexts)) < len(self.contexts):
+            raise ValueError(f"Prompt lengths must be one or more different numbers, not {list(self.contexts)}")
+
+
+BATCH = 4  # prompts at once
 
 
 def probe(
@@ -308,45 +335,68 @@ def probe(
     methods: dict[str, Method],
     short_texts: Sequence[str],
     long_texts: Sequence[str],
-    max_new_tokens: int = 128,
+    amount: Amount,
     clock: Clock = time.perf_counter,
-    say: Progress = lambda what: None,
+    done: Mapping[str, Any] | None = None,
+    keep: Callable[[str, Any], None] = lambda name, measured: None,
 ) -> dict[str, Any]:
-    """All probes, as JSON will give them back.
+    """All probes that are not done yet, one after the other.
 
     Args:
         methods: with "moa" and "moa-auto".
-        short_texts: user turns; the first four are decoded.
+        short_texts: user turns.
         long_texts: passages that long prompts are made of.
-        say: told what is measured next.
+        done: what `keep` was told in an earlier run, by name.
+        keep: told the name and the figures of every probe as soon as it is done.
+
+    Returns:
+        The record, as JSON will give it back.
     """
-    drafter = methods["moa"].assistant
-    device = target.device
-    prompts = [encode([{"role": "user", "content": text}], tokenizer).to(device) for text in short_texts[:4]]
-    short = prompt_of_length(long_texts, 400, tokenizer).to(device)
-    long = prompt_of_length(long_texts, 4000, tokenizer).to(device)
-    say("target passes")
-    passes = pass_seconds(target, short, clock=clock)
-    record: dict[str, Any] = {
-        "pass_seconds": {str(size): seconds for size, seconds in passes.items()},
-        "verify_cost": {str(size): seconds / passes[1] for size, seconds in passes.items()},
+    drafter, auto = methods["moa"].assistant, methods["moa-auto"]
+    count, tokens, repetitions = amount.prompts, amount.max_new_tokens, amount.repetitions
+
+    def short(number: int) -> list[torch.Tensor]:
+        chats = ([{"role": "user", "content": text}] for text in short_texts[:number])
+        return [encode(chat, tokenizer).to(target.device) for chat in chats]
+
+    def long(length: int, first: int = 0) -> torch.Tensor:
+        return prompt_of_length(long_texts, length, tokenizer, first).to(target.device)
+
+    def context(length: int) -> dict[str, Any]:
+        prompts = [long(length, 10 * number) for number in range(count)]
+        chosen = [Method(PLAIN), methods["moa"], auto]
+        figures = compare(target, chosen, prompts, tokens, repetitions, clock)
+        return {"prompt_tokens": [prompt.shape[1] for prompt in prompts], **figures}
+
+    def lengths() -> dict[str, float | None]:
+        speeds = draft_lengths(target, drafter, short(count), tokens, clock=clock)
+        return {str(length): speedup for length, speedup in speeds.items()}
+
+    def passes() -> dict[str, float]:
+        return {str(size): seconds for size, seconds in pass_seconds(target, long(400), clock=clock).items()}
+
+    probes: dict[str, Callable[[], dict[str, Any]]] = {
+        "pass_seconds": passes,
+        "round": lambda: round_parts(target, drafter, short(count), tokens, repetitions, clock),
+        "batch": lambda: batch(target, auto, short(BATCH), tokens, repetitions, clock),
+        "memory": lambda: memory(target, drafter, long(amount.contexts[-1]), clock),
+        **{f"context/{length}": partial(context, length) for length in amount.contexts},
+        "draft_lengths": lengths,
     }
-    say("parts of a round")
-    record["round"] = round_parts(target, drafter, prompts, max_new_tokens, clock=clock)
-    say("draft lengths")
-    speeds = draft_lengths(target, drafter, prompts, max_new_tokens, clock=clock)
-    record["draft_lengths"] = {str(length): speedup for length, speedup in speeds.items()}
-    say("memory")
-    record["memory"] = memory(target, drafter, long, clock)
-    record["context"] = {}
-    for length in (400, 4000):
-        say(f"a context of {length}")
-        long_prompts = [prompt_of_length(long_texts, length, tokenizer, 10 * n).to(device) for n in range(3)]
-        chosen = [Method(PLAIN), methods["moa"], methods["moa-auto"]]
-        record["context"][str(length)] = {
-            "prompt_tokens": [p.shape[1] for p in long_prompts],
-            **compare(target, chosen, long_prompts, max_new_tokens, 3, clock),
-        }
-    say("a batch")
-    record["batch"] = batch(target, methods["moa-auto"], prompts, max_new_tokens, clock=clock)
-    return record
+    done = done or {}
+    measured: dict[str, Any] = {}
+    for name, measure in probes.items():
+        if name in done:
+            measured[name] = done[name]
+            continue
+        measured[name] = measure()
+        keep(name, measured[name])
+    record: dict[str, Any] = {"context": {}}
+    for name, figures in measured.items():
+        kind, _, length = name.partition("/")
+        if length:
+            record[kind][length] = figures
+        else:
+            record[kind] = figures
+    one = record["pass_seconds"]["1"]
+    return record | {"verify_cost": {size: seconds / one for size, seconds in record["pass_seconds"].items()}}

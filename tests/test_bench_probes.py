@@ -108,6 +108,45 @@ def test_long_prompts_are_as_long_as_asked_and_distinct() -> None:
         probes.prompt_of_length([], 400, Characters())
 
 
+class Letters:
+    """A tokenizer of a few dozen letters."""
+
+    chat_template = None
+
+    def __call__(self, text: str, add_special_tokens: bool = True, return_tensors: str | None = None) -> object:
+        ids = [3 + ord(letter) % 50 for letter in text]
+        return SimpleNamespace(input_ids=torch.tensor([ids])) if return_tensors else {"input_ids": ids}
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        return "".join(chr(64 + token) for token in ids)
+
+
+def test_all_probes_and_a_run_that_goes_on(clock: FakeClock) -> None:
+    target = mock_target(clock)
+    drafter = tiny_drafter(target)
+    attach(target, drafter)
+    methods = {name: Method(name, OPTIONS[name], drafter) for name in ("moa", "moa-auto")}
+    amount = probes.Amount(prompts=1, max_new_tokens=6, repetitions=1, contexts=(60, 90))
+    short = ["Why do leaves turn red?", "Name a river in Europe.", "What is a verb?", "Count to ten slowly."]
+    kept: dict[str, object] = {}
+    arguments = (target, Letters(), methods, short, ["One text.", "Another text."], amount, clock)
+    record = probes.probe(*arguments, keep=kept.__setitem__)
+    assert set(record["context"]) == {"60", "90"}
+    assert record["context"]["60"]["prompt_tokens"] == [60]
+    assert record["verify_cost"]["8"] == VERIFY
+    assert record["batch"]["rows"] == record["batch"]["identical_rows"] == 4
+
+    before = clock.now
+    assert probes.probe(*arguments, done=json.loads(json.dumps(kept))) == json.loads(json.dumps(record))
+    assert clock.now == before  # nothing was measured again
+    del kept["batch"]
+    again: list[str] = []
+    probes.probe(*arguments, done=kept, keep=lambda name, measured: again.append(name))
+    assert again == ["batch"]
+    with pytest.raises(ValueError, match="different numbers"):
+        probes.Amount(contexts=(400, 400))
+
+
 def test_an_untrained_drafter_is_like_the_trained_one_but_for_its_weights(clock: FakeClock) -> None:
     target = mock_target(clock)
     drafter = tiny_drafter(target, draft_vocab_size=16)
@@ -176,6 +215,6 @@ def test_goals_are_judged_by_their_limits() -> None:
     assert found["speedup on the worst task (qa)"] == (0.97, False)
     assert found["speedup with an untrained drafter"] == (0.97, True)
     assert found["draft cost c per level"] == (0.2, False)
-    assert found["decode speedup kept from 400 to 4,000 tokens of prompt"] == (0.9, True)
+    assert found["decode speedup kept from 400 to 4000 tokens of prompt"] == (0.9, True)
     assert found["total tokens/s of a batch of 4, over plain"] == (1.2, False)
     json.dumps(goals.check(comparison, record))
