@@ -146,7 +146,7 @@ class TargetPass:
         for row, draft in enumerate(drafts):
             first = self.position(row)
             positions.append([first] + [first + depth for depth in draft.depths] + [first] * (queries - 1 - len(draft)))
-            sees.append(_ancestors(draft, queries))
+            sees.append(ancestors(draft, queries))
         mask = torch.zeros(self.rows, 1, queries, length + queries, dtype=dtype, device=self.device)
         lowest = torch.finfo(dtype).min
         if self.valid is not None:
@@ -275,7 +275,7 @@ class TargetPass:
         return keys, values
 
 
-def _ancestors(draft: Draft, size: int) -> torch.Tensor:
+def ancestors(draft: Draft, size: int) -> torch.Tensor:
     """(size, size), True where a query (bonus token, then nodes, then padding) may look among the queries."""
     see = torch.eye(size, dtype=torch.bool)
     see[: 1 + len(draft), 0] = True

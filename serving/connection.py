@@ -42,6 +42,7 @@ from .messages import (
 )
 from .metrics import Metrics
 from .sessions import NoRoom, Session, Sessions
+from .together import Judging
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -71,6 +72,7 @@ class Models:
         self.target, self.drafter, self.identity, self.trees = target, drafter, identity, trees
         self.pass_seconds = pass_seconds
         self.worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="moa-model")
+        self.judging = Judging(target, self.worker, trees)
         self.widths = vector_widths(drafter.config)
         self.vocab_size = drafter.config.vocab_size
         text_config = target.config.get_text_config(decoder=True)
@@ -286,7 +288,7 @@ class Connection:
             self.metrics.tokens_adopted += len(message.tokens)
         else:
             draft = _draft(message, self.limits.nodes)
-            accepted = await self._work(lambda: text.verify(draft))
+            accepted = await self._wait_for(self.models.judging.verify(text, draft))
             self.metrics.tokens_drafted += len(draft)
             self.metrics.tokens_accepted += accepted
             self.metrics.tokens_committed += len(text.tokens) - base
@@ -321,8 +323,11 @@ class Connection:
     # -- the line ------------------------------------------------------------------------------------------------------
 
     async def _work(self, job: Callable[[], Result], sign: Working = Working()) -> Result:  # noqa: B008 - frozen
-        """Runs model work in the worker and sends signs of life meanwhile. Work that has begun is always finished."""
-        future = asyncio.get_running_loop().run_in_executor(self.models.worker, job)
+        """Runs model work in the worker."""
+        return await self._wait_for(asyncio.get_running_loop().run_in_executor(self.models.worker, job), sign)
+
+    async def _wait_for(self, future: "asyncio.Future[Result]", sign: Working = Working()) -> Result:  # noqa: B008
+        """Sends signs of life until the work is done. Work that has begun is always finished."""
         while True:
             done, _ = await asyncio.wait({future}, timeout=self.limits.heartbeat_seconds)
             if done:

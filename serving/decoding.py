@@ -6,20 +6,21 @@ who drafts. Everything here is model work and belongs into the server's one work
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel, StoppingCriteriaList
 from transformers.cache_utils import DynamicLayer
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
-from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ..generation.backlog import Backlog
 from ..generation.costs import measure_costs
 from ..generation.draft import Draft
 from ..generation.options import DraftOptions
 from ..generation.sources import DraftPlan, Verified
-from ..generation.target_pass import TargetPass, masked_pass_unavailable
+from ..generation.target_pass import TargetPass, ancestors, masked_pass_unavailable
 from ..generation.verify import Row, judge
 from ..modeling_moa import MoADrafterForCausalLM
 from .choosing import processors
@@ -86,6 +87,17 @@ class NoMemory:
 
     def select(self, rows: list[int]) -> None:
         """There is one row."""
+
+
+@dataclass(frozen=True)
+class Queries:
+    """One text's part of a pass: its tokens and their positions, (n, n) who sees whom, its cache and what it holds."""
+
+    tokens: list[int]
+    positions: list[int]
+    sees: torch.Tensor
+    cache: Any
+    held: int
 
 
 class RemoteText:
@@ -164,7 +176,7 @@ class RemoteText:
         self.backlog = Backlog(self.passes, self.record, self.passes.max_depth)
         outputs = self.passes.prefill(first, kwargs)
         self.calls += 1
-        self._remember(self.tokens[: first.shape[1]], outputs, range(first.shape[1]))
+        self._remember(self.tokens[: first.shape[1]], outputs.hidden_states, range(first.shape[1]))
         self.passes.after_prefill()
         logits = outputs.logits[0, -1:]
         yield self.passes.length
@@ -177,13 +189,27 @@ class RemoteText:
     @torch.no_grad()
     def verify(self, draft: Draft) -> int:
         """Writes what the target makes of a draft; returns how many of the new tokens had been drafted."""
+        draft = self.usable(draft)
+        outputs = self.passes.run([self.tokens[-1]], [draft])
+        hidden = {index: outputs.hidden_states[index] for index in self.record.hidden_states}
+        return self.finish(draft, outputs.logits[0, : 1 + len(draft)], hidden)
+
+    def begin(self, draft: Draft) -> Queries:
+        """What a pass that others share has to run for a usable draft; `finish` must follow."""
+        first, count = self.passes.position(0), 1 + len(draft)
+        self.passes.queries = count
+        sees = ancestors(draft, count)
+        positions = [first] + [first + depth for depth in draft.depths]
+        return Queries([self.tokens[-1], *draft.tokens], positions, sees, self.passes.cache, self.passes.length)
+
+    def finish(self, draft: Draft, logits: torch.Tensor, hidden: dict[int, torch.Tensor]) -> int:
+        """`verify` after the pass over the last token and a usable draft: logits (1 + nodes, V), and the hidden states
+        that `record` asks for, (1, 1 + nodes, E) each."""
         last = self.tokens[-1]
-        draft = self._usable(draft)
-        outputs = self.passes.run([last], [draft])
         self.calls += 1
-        path, tokens = judge(self.row, draft, outputs.logits[0, : 1 + len(draft)])
+        path, tokens = judge(self.row, draft, logits)
         self.passes.commit([path])
-        self._remember([last, *(draft.tokens[node] for node in path)], outputs, [0, *(1 + node for node in path)])
+        self._remember([last, *(draft.tokens[node] for node in path)], hidden, [0, *(1 + node for node in path)])
         self._wrote(tokens)
         # a last token that ended the text is not in the path, and may have been drafted all the same
         return len(path) + ((path[-1] if path else -1, tokens[-1]) in draft.children())
@@ -228,14 +254,13 @@ class RemoteText:
         outputs = self.passes.run([tokens[0]], [Draft.chain(tokens[1:])])
         self.calls += 1
         self.passes.commit([list(range(len(tokens) - 1))])
-        self._remember(tokens, outputs, range(len(tokens)))
+        self._remember(tokens, outputs.hidden_states, range(len(tokens)))
         return outputs.logits[0]
 
-    def _remember(self, tokens: list[int], outputs: CausalLMOutputWithPast, queries: "range | list[int]") -> None:
-        """Turns the states of the tokens that entered the cache last into memory."""
+    def _remember(self, tokens: list[int], states: Any, queries: "range | list[int]") -> None:
+        """Turns the states of the tokens that entered the cache last into memory. `states` by hidden state's index."""
         start = self.passes.length - len(tokens)
-        states = [outputs.hidden_states[index] for index in self.record.hidden_states]
-        hidden = tuple(state[0, list(queries)] for state in states)
+        hidden = tuple(states[index][0, list(queries)] for index in self.record.hidden_states)
         self.backlog.add(0, tokens, start, list(range(start, self.passes.length)), hidden)
         self.backlog.hand_over([0])  # nothing is drafted here, so the token after them is not asked for
 
@@ -243,7 +268,7 @@ class RemoteText:
         self.tokens += tokens
         self.digest.extend(tokens)
 
-    def _usable(self, draft: Draft) -> Draft:
+    def usable(self, draft: Draft) -> Draft:
         """Without what lies past the end of the text or of the target's context."""
         depth = self.max_length - len(self.tokens) - 1
         if self.context is not None:

@@ -17,6 +17,8 @@ class Metrics:
     rounds: int = 0
     rounds_repeated: int = 0
     target_calls: int = 0
+    target_passes: int = 0  # over drafts: several texts' may share one
+    drafts_judged: int = 0
     tokens_committed: int = 0
     tokens_drafted: int = 0
     tokens_accepted: int = 0

@@ -128,6 +128,7 @@ class MoAServer:
         if self._principal(request.headers.get("authorization")) is None:
             return PlainTextResponse("A bearer token is needed.\n", 401, {"WWW-Authenticate": "Bearer"})
         self.metrics.sessions_evicted = self.sessions.evicted
+        self.metrics.target_passes, self.metrics.drafts_judged = self.models.judging.passes, self.models.judging.drafts
         gauges = {
             "sessions": len(self.sessions),
             "connections": len(self.connections),

@@ -19,6 +19,7 @@ from moa_spec.serving.events import Finished
 from moa_spec.serving.memory_codec import MemoryCodec, vector_widths
 from moa_spec.serving.messages import Sampling
 from moa_spec.serving.sessions import Limits
+from moa_spec.serving.together import verify_together
 
 
 @pytest.fixture(scope="module")
@@ -213,3 +214,43 @@ def test_drafts_need_memory_of_the_right_size(world: World) -> None:
     assert memory.held == 2
     with pytest.raises(RuntimeError):
         memory.take([7], [torch.randn(1, widths[0] + 1)])
+
+
+@pytest.mark.parametrize("options", [{}, {"memory_hidden_state": "add", "target_layer_inference": 1}])
+def test_texts_judged_together_are_those_judged_apart(options: dict[str, Any]) -> None:
+    """Texts of several lengths, drafts good and bad, chains and trees, texts that end: one pass for all of them gives
+    every text what a pass of its own gives it, memory included."""
+    world = World(**options)
+    chance = random.Random(0)
+    lengths = [3, 40, 17, 9]
+
+    def texts() -> list[RemoteText]:
+        made = []
+        for seed, length in enumerate(lengths):
+            ids = prompt(length, seed)[0].tolist()
+            drafter = None if seed == 3 else world.drafter  # and one that wants no memory
+            sampling = Sampling(temperature=0.8, seed=7) if seed == 2 else Sampling()
+            made.append(RemoteText(world.target, drafter, ids, length + 16 + seed, [], sampling, 5))
+            list(made[-1].read())
+        return made
+
+    together, apart = texts(), texts()
+    answers = [world.answer(prompt(length, seed), 24) for seed, length in enumerate(lengths)]
+    while any(not text.finished for text in together):
+        going = [i for i, text in enumerate(together) if not text.finished]
+        drafts = []
+        for i in going:
+            written = len(together[i].tokens) - lengths[i]
+            future = answers[i][written : written + chance.randrange(5)]
+            draft = Draft.chain([t if chance.random() < 0.8 else chance.randrange(VOCAB) for t in future])
+            if len(draft) > 1 and chance.random() < 0.5:
+                draft.append((draft.tokens[1] + 1) % VOCAB, 0, -1.0, "drafter")
+            drafts.append(draft)
+        accepted = verify_together(world.target, [together[i] for i in going], drafts)
+        assert accepted == [apart[i].verify(draft) for i, draft in zip(going, drafts, strict=True)]
+        assert [text.tokens for text in together] == [text.tokens for text in apart]
+    for i in (0, 1, 3):
+        assert together[i].tokens[lengths[i] :] == answers[i][: 16 + i]
+    for mine, theirs in zip(together[:3], apart[:3], strict=True):
+        for a, b in zip(mine.vectors(0, mine.record.length), theirs.vectors(0, mine.record.length), strict=True):
+            torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
