@@ -237,9 +237,12 @@ def test_a_recipe_of_another_kind_is_refused(answers: Path) -> None:
 
 
 def test_shipped_recipes_differ_in_the_drafter_alone() -> None:
-    recipes = [Recipe.load(f"smollm2-135m-instruct-{kind.name}").to_dict() for kind in KINDS]
-    assert [recipe.pop("drafter_type") for recipe in recipes] == [kind.name for kind in KINDS]
-    assert recipes[0] == recipes[1] == recipes[2]
+    """EAGLE's, Medusa's, GLIDE's, and one that trains MoA in the same way."""
+    names = [*(kind.name for kind in KINDS), "from-scratch"]
+    recipes = [Recipe.load(f"smollm2-135m-instruct-{name}").to_dict() for name in names]
+    assert [recipe.pop("drafter_type") for recipe in recipes] == [*(kind.name for kind in KINDS), "moa"]
+    assert {recipe.pop("drafter")["draft_vocab_size"] for recipe in recipes} == {12288}
+    assert all(recipe == recipes[0] for recipe in recipes)
 
 
 # -- in the benchmark --------------------------------------------------------------------------------------------------
