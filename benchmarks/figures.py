@@ -27,6 +27,8 @@ def draw(result: Result, folder: str | Path, name: str) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     if "engine" in result:
         return _draw_engine(result, folder, name)
+    if serving_report.kind(result) == "load":
+        return [lines(serving_report.curves(result), "seconds", "memory, MiB", "", folder / f"{name}-memory.png")]
     if serving_report.kind(result):
         return [bars(*drawing, folder / f"{name}-{what}.png") for what, *drawing in serving_report.drawings(result)]
     written = []

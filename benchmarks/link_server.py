@@ -41,6 +41,7 @@ class Far:
         hidden_states: also serve the target's last hidden states, for drafters that read those.
         threads: of the CPU.
         cores: that the process keeps to; empty: any.
+        together: judge the drafts of several texts in one pass, as servers do.
     """
 
     target: str | None
@@ -49,11 +50,20 @@ class Far:
     hidden_states: bool
     threads: int
     cores: tuple[int, ...] = ()
+    together: bool = True
+
+
+@dataclass(frozen=True)
+class Running:
+    """A far end that runs: its addresses, "moa", and "hidden" where asked for; and its process."""
+
+    urls: dict[str, str]
+    pid: int
 
 
 @contextlib.contextmanager
-def far_end(far: Far) -> Iterator[dict[str, str]]:
-    """Runs it while the block runs; gives the addresses: "moa", and "hidden" where asked for.
+def far_end(far: Far) -> Iterator[Running]:
+    """Runs it while the block runs.
 
     Raises:
         RuntimeError: it did not come up.
@@ -67,9 +77,10 @@ def far_end(far: Far) -> Iterator[dict[str, str]]:
         if not ours.poll(_START_SECONDS):
             raise RuntimeError("The server did not come up in time")
         try:
-            yield ours.recv()
+            running = ours.recv()
         except EOFError:
             raise RuntimeError("The server did not come up; what it said stands above") from None
+        yield running
     finally:
         ours.close()  # ends it
         process.join(30)
@@ -86,12 +97,13 @@ def _run(far: Far, parent: Connection) -> None:
     limits = Limits(drain_seconds=0.5)
     with contextlib.ExitStack() as stack:
         server = MoAServer(target, drafter, limits)
+        server.models.judging.together &= far.together
         add_stream(server)
         urls = {"moa": stack.enter_context(serve_in_thread(server))}
         if far.hidden_states:
             hidden: Any = HiddenStates(target)
             urls["hidden"] = stack.enter_context(serve_in_thread(MoAServer(target, hidden, limits)))
-        parent.send(urls)
+        parent.send(Running(urls, os.getpid()))
         with contextlib.suppress(EOFError):
             parent.recv()  # until the parent is done with us, or gone
 

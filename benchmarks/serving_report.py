@@ -6,7 +6,7 @@ from typing import Any
 from .tables import NOTHING, number, share, table
 
 Result = dict[str, Any]
-KINDS = ("link", "offline")
+KINDS = ("link", "offline", "load")
 
 
 def kind(result: Result) -> str | None:
@@ -136,6 +136,29 @@ OFFLINE_LEGEND = (
 )
 
 
+# -- under load --------------------------------------------------------------------------------------------------------
+
+
+def load_table(result: Result) -> str:
+    """What many clients saw, and what they left."""
+    load = result["load"]
+    waits, (first, last) = load["first_token_seconds"], load["memory_mib"]
+    rows = {
+        "clients": f"{load['clients']} for {load['seconds']:.0f} s",
+        "texts finished, of them exact": f"{load['texts']}, {load['exact']}",
+        "texts whose reader hung up": str(load["hung_up"]),
+        "errors at clients, at the server": f"{len(load['errors'])}, {load['server_errors']:.0f}",
+        "connections lost, resumed, read anew": f"{load['resumed']:.0f} resumed, {load['rebuilt']:.0f} read anew",
+        "tokens/s, all clients": number(load["tokens_per_second"], 1),
+        "target calls per 100 tokens": number(load["calls_per_100_tokens"], 1),
+        "drafts judged per pass of the target": number(load["drafts_per_pass"]),
+        "first token, median and 95th percentile": NOTHING if not waits else f"{waits[0]:.1f} s, {waits[1]:.1f} s",
+        "left: sessions, connections, KV tokens": ", ".join(f"{value:.0f}" for value in load["left"].values()),
+        "server's memory, second and last fifth": f"{first:.0f} MiB, {last:.0f} MiB",
+    }
+    return table(["under load", ""], [[name, value] for name, value in rows.items()])
+
+
 # -- all of them -------------------------------------------------------------------------------------------------------
 
 SECTIONS: dict[str, Callable[[Result], str]] = {
@@ -144,11 +167,13 @@ SECTIONS: dict[str, Callable[[Result], str]] = {
     "link": link_table,
     "offline": offline_table,
     "offline-ahead": ahead_table,
+    "load": load_table,
 }
 
 
 _PARTS: dict[str, Callable[[Result], list[str]]] = {
     "link": lambda result: [link_table(result), LINK_LEGEND],
+    "load": lambda result: [load_table(result)],
     "offline": lambda result: [offline_table(result), ahead_table(result), OFFLINE_LEGEND],
 }
 
@@ -156,7 +181,13 @@ _PARTS: dict[str, Callable[[Result], list[str]]] = {
 def report(result: Result) -> str:
     """One record."""
     parts = _PARTS[kind(result) or ""](result)
-    return "\n\n".join([settings_text(result), *parts, methods_text(result)])
+    methods = [methods_text(result)] if "methods" in result["options"] else []
+    return "\n\n".join([settings_text(result), *parts, *methods])
+
+
+def curves(result: Result) -> dict[str, list[tuple[float, float]]]:
+    """The server's memory under load."""
+    return {"server": [(at, size) for at, size in result["load"]["memory_samples"]]}
 
 
 def drawings(result: Result) -> Iterator[tuple[str, list[str], dict[str, list[Any]], str]]:

@@ -3,6 +3,7 @@
   run      measure; a run that was stopped goes on where it was when started again
   engine   check what one round costs: passes, drafts, bookkeeping, memory, long contexts, batches
   link     client and server over an emulated line, against drafting beside the target and streaming from it
+  load     many clients at one server for minutes: every text right, nothing left behind, memory flat
   offline  what a client writes while its line is cut, and how much of it the target keeps
   quality  what the tasks' own metrics say of the answers in a result, method by method
   report   turn results into Markdown and figures, and renew the tables in documents
@@ -49,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("run", _add_run_arguments, "moa bench run --dtype bfloat16 --per-task 8 --output runs/greedy-bf16.json"),
         ("engine", bench_engine.add_arguments, "moa bench engine --output runs/engine.json"),
         ("link", bench_serving.add_link_arguments, "moa bench link --profiles 5g 4g --figures runs"),
+        ("load", bench_serving.add_load_arguments, "moa bench load --clients 16 --seconds 300 --figures runs"),
         ("offline", bench_serving.add_offline_arguments, "moa bench offline --prompts 100 --figures runs"),
         ("quality", bench_quality.add_arguments, "moa bench quality runs/greedy-fp32.json"),
         ("report", _add_report_arguments, "moa bench report runs/greedy-bf16.json --figures runs"),
@@ -112,7 +114,13 @@ def _add_fetch_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     actions = {"run": run_comparison, "engine": bench_engine.run, "report": run_report, "fetch": run_fetch}
     return (
-        actions | {"link": bench_serving.run_link, "offline": bench_serving.run_offline, "quality": bench_quality.run}
+        actions
+        | {
+            "link": bench_serving.run_link,
+            "load": bench_serving.run_load,
+            "offline": bench_serving.run_offline,
+            "quality": bench_quality.run,
+        }
     )[args.action](args)
 
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .arguments import DEFAULT_DRAFTER, positive
+from .arguments import DEFAULT_DRAFTER, not_negative, positive
 
 OFFLINE_METHODS = ["moa", "moa-no-repeat", "moa-alone", "moa-prompt", "untrained", "lookup"]
 LINK_METHODS = ["stream", "beside", "moa", "moa-alone", "lookup"]
@@ -75,13 +75,77 @@ def run_link(args: argparse.Namespace) -> int:
     }
     results = records.ResultFile(args.output, options, args.overwrite)
     far = link_server.Far(args.target, str(drafter), args.dtype, bool(args.eagle), len(cores[0]), cores[1])
-    with link_server.far_end(far) as urls:
-        methods = _link_methods(args, bench, urls)
+    with link_server.far_end(far) as running:
+        methods = _link_methods(args, bench, running.urls)
         result = link.run(methods, profiles, prompts, results, args.seed, bench.checksums())
     print(serving_report.report(result))
     _draw(args, result)
     exact = [figures["exact"] for methods in result["link"].values() for figures in methods.values()]
     return 0 if args.dtype != "float32" or all(share in (None, 1.0) for share in exact) else 1
+
+
+def add_load_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--clients", type=positive, default=16, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--seconds", type=positive, default=300, metavar="S", help="(default: %(default)s)")
+    parser.add_argument(
+        "--prompts", type=positive, default=12, metavar="N", help="the shortest of Spec-Bench (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--resets-every",
+        type=not_negative,
+        default=20.0,
+        metavar="S",
+        help="seconds between resets of everybody's line; 0: none (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--apart", action="store_true", help="judge each client's drafts in a pass of its own, to compare"
+    )
+    add_common_arguments(parser, "runs/load.json", 48)
+
+
+def run_load(args: argparse.Namespace) -> int:
+    import torch
+
+    from ..benchmarks import link_server, load, records, serving_report
+    from ..serving.client import MoAClient
+
+    drafter = _drafter(args)
+    bench = _Bench(args, drafter, ["spec_bench"])
+    cores = _share_cores()
+    prompts = sorted(bench.prompts(args.prompts, args.max_new_tokens).values(), key=len)[: args.prompts]
+    answers = {}
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        whole = bench.target.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=args.max_new_tokens,
+            eos_token_id=None,
+        )
+        answers[tuple(prompt)] = whole[0, len(prompt) :].tolist()
+    far = link_server.Far(
+        args.target, str(drafter), args.dtype, False, len(cores[0]), cores[1], together=not args.apart
+    )
+    client = MoAClient("ws://127.0.0.1:1", bench.drafter.standalone_copy(), bench.tokenizer)
+    with link_server.far_end(far) as running:
+        url, pid = running.urls["moa"], running.pid
+        figures = load.run(url, pid, client, answers, args.clients, args.seconds, args.seed, args.resets_every)
+    options = bench.options() | {
+        "max_new_tokens": args.max_new_tokens,
+        "prompts": len(prompts),
+        "resets_every": args.resets_every,
+        "together": not args.apart,
+        "threads_of_each_end": len(cores[0]),
+    }
+    sessions = [figures.pop("session")]
+    result = {"format": records.FORMAT, "options": options, "sessions": sessions, "load": figures}
+    records.write_json(args.output, result)
+    print(serving_report.report(result))
+    for error in sorted(set(figures["errors"])):
+        print(error, file=sys.stderr)
+    _draw(args, result)
+    return 0 if load.sound(figures) else 1
 
 
 def add_offline_arguments(parser: argparse.ArgumentParser) -> None:

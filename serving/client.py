@@ -7,6 +7,7 @@
 Knows when to draft, ask, write alone and reconcile. What is said how is messages', how a line comes about is line's.
 """
 
+import copy
 import queue
 import random
 import threading
@@ -117,6 +118,12 @@ class MoAClient:
         self.learnt = Learnt()  # how drafts have been doing, from text to text
         self._level_seconds: tuple[float, float] | None = None
         self._lock = threading.Lock()
+
+    def at(self, url: str) -> "MoAClient":
+        """The same client for another address of its server."""
+        other = copy.copy(self)
+        other.address = replace(self.address, url=url)
+        return other
 
     def new_memory(self) -> RemoteMemory:
         """What a text's drafts are made from."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny import byte_tokenizer, prompt, tiny_drafter, tiny_target
 
-from moa_spec.benchmarks import link, offline, serving_report
+from moa_spec.benchmarks import link, load, offline, serving_report
 from moa_spec.benchmarks.baselines import EagleConfig, EagleDrafter
 from moa_spec.benchmarks.link_clients import EagleClient, HiddenStates, ModelClient
 from moa_spec.cli import main
@@ -219,3 +219,30 @@ def test_figures_of_texts() -> None:
 def test_lookup_writes_periods() -> None:
     assert offline.lookup_writer([7, 1, 2, 3, 9, 1, 2], 0, 8) == [3, 9, 1, 2, 3, 9, 1, 2]
     assert offline.lookup_writer([7, 8], 0, 3) == [8, 8, 8]
+
+
+def test_load_finds_everything_in_order(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    output = tmp_path / "load.json"
+    command = arguments(folder, "load", "--clients", "4", "--seconds", "4", "--resets-every", "1")
+    assert main([*command, "--max-new-tokens", "12", "--output", str(output), "--figures", str(tmp_path)]) == 0
+    figures = json.loads(output.read_text())["load"]
+    assert figures["texts"] == figures["exact"] > 4
+    assert figures["left"] == {"sessions": 0, "connections": 0, "kv_tokens_reserved": 0}
+    assert "| clients | 4 for" in capsys.readouterr().out
+    assert (tmp_path / "load-memory.png").exists()
+
+
+def test_load_tells_what_is_wrong() -> None:
+    good = {
+        "texts": 5, "exact": 5, "errors": [], "server_errors": 0, "left": {"sessions": 0}, "memory_mib": [100, 105],
+    }  # fmt: skip
+    assert load.sound(good)
+    for change in (
+        {"exact": 4},
+        {"texts": 0, "exact": 0},
+        {"errors": ["x"]},
+        {"server_errors": 1},
+        {"left": {"sessions": 1}},
+        {"memory_mib": [100, 120]},
+    ):
+        assert not load.sound(good | change)
