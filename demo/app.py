@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from ..modeling_moa import MoADrafterForCausalLM
 
 _STYLE = Path(__file__).parent / "style.css"
-_INTRODUCTION = """# See speculative decoding with Mixture of Attentions
-A small *drafter* guesses the next tokens; the model (the *target*) checks all guesses in one pass and keeps those it
-would have written itself. The text is the same as without drafts, only sooner. Everything below is decoded here, now.
-"""
+_INTRODUCTION = """<h1>See speculative decoding with Mixture of Attentions</h1>
+<p>A small <em>drafter</em> guesses the next tokens; the model (the <em>target</em>) checks all guesses in one call and
+keeps those that it would have written itself. The text is the same as without drafts, only with fewer calls. Everything
+below is decoded here, now.</p>"""
 
 
 def build(
@@ -55,9 +55,9 @@ def build_page(models: Models, *, gpu: Callable[[Any], Any] | None = None, resul
     stops = Stops()
     enders: list[Callable[[str], Any]] = [stops.stop]
     with gr.Blocks(title="moa-spec", analytics_enabled=False) as app:
-        gr.HTML(f"<style>{_STYLE.read_text(encoding='utf-8')}</style>")  # here, so that any launch() has it
-        gr.Markdown(_INTRODUCTION)
-        banner = gr.HTML(label="Models", html_template=views.LIVE_REGION)
+        style = _STYLE.read_text(encoding="utf-8")  # on the page itself, so that any launch() has it
+        gr.HTML(f'<style>{style}</style><div class="moa moa-introduction">{_INTRODUCTION}</div>', padding=False)
+        banner = gr.HTML(label="Models", html_template=views.LIVE_REGION, visible=models.loaded is None)
         with gr.Tab("Decode"):
             add_decode_tab(models, stops, gpu)
         with gr.Tab("Client and server", visible=gpu is None and _servable(models)) as line_tab:
@@ -83,7 +83,11 @@ def _watch_loading(app: gr.Blocks, models: Models, banner: gr.HTML, line_tab: gr
     def look() -> dict[Any, Any]:
         if models.loaded is None:
             return {banner: f"Loading the models, {models.waited:.0f} s so far …"}
-        return {banner: "", timer: gr.Timer(active=False), line_tab: gr.Tab(visible=_servable(models))}
+        return {
+            banner: gr.HTML(visible=False),
+            timer: gr.Timer(active=False),
+            line_tab: gr.Tab(visible=_servable(models)),
+        }
 
     for event in (app.load, timer.tick):
         event(look, None, [banner, timer, line_tab], queue=False, show_progress="hidden", api_visibility="private")

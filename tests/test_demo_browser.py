@@ -3,6 +3,7 @@
 Screenshots are kept in screenshots/, which git ignores, or in the folder that MOA_SCREENSHOTS names.
 """
 
+import json
 import os
 import re
 import shutil
@@ -33,14 +34,19 @@ class Slowly:
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    from moa_spec.demo.app import build
-
+def models() -> tuple[Any, Any, Any]:
     target = tiny_target(vocab_size=257, max_position_embeddings=1024)
     target.register_forward_pre_hook(lambda *_: time.sleep(Slowly.seconds))
     drafter = tiny_drafter(target, eos_token_id=None)
     attach(target, drafter)
-    app = build(target, byte_tokenizer(), drafter)
+    return target, byte_tokenizer(), drafter
+
+
+@pytest.fixture(scope="module")
+def url(models: tuple[Any, Any, Any]) -> Iterator[str]:
+    from moa_spec.demo.app import build
+
+    app = build(*models)
     _, address, _ = app.launch(prevent_thread_lock=True, quiet=True)
     yield address
     app.close()
@@ -57,14 +63,61 @@ def browser() -> Iterator[Any]:
 @pytest.fixture
 def page(browser: Any, url: str) -> Iterator[Any]:
     Slowly.seconds = 0.0
-    opened = browser.new_page(viewport={"width": 1200, "height": 1000})
-    opened.set_default_timeout(PATIENCE)
-    errors: list[str] = []
-    opened.on("pageerror", lambda error: errors.append(str(error)))
-    opened.goto(url)
+    opened = new_page(browser, url)
     yield opened
     opened.close()
-    assert errors == []
+    assert opened.errors == []
+
+
+def new_page(browser: Any, url: str) -> Any:
+    """A visitor's page, whose `errors` are scripts that failed and requests to anywhere else."""
+    opened = browser.new_page(viewport={"width": 1200, "height": 1000})
+    opened.set_default_timeout(PATIENCE)
+    opened.errors = []
+    opened.on("pageerror", lambda error: opened.errors.append(str(error)))
+    local = (url, "data:", "blob:", url.replace("http", "ws", 1))
+    opened.on("request", lambda asked: asked.url.startswith(local) or opened.errors.append(asked.url))
+    opened.goto(url)
+    return opened
+
+
+def decoding_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "moa-decoding"]
+
+
+def wait_until(condition: Any) -> None:
+    deadline = time.monotonic() + PATIENCE / 1000
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+
+
+# contrast of each mark in the legend, as WCAG 2 defines it
+CONTRASTS = """list => {
+    const channels = colour => colour.match(/[\\d.]+/g).map(Number);
+    const light = ([r, g, b]) => [r, g, b].map(c => c / 255)
+        .map(c => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+    const behind = element => {
+        for (; element; element = element.parentElement) {
+            const [r, g, b, a = 1] = channels(getComputedStyle(element).backgroundColor);
+            if (a === 1) return [r, g, b];
+        }
+        return [255, 255, 255];
+    };
+    return Object.fromEntries([...list.querySelectorAll('.moa-token')].map(token => {
+        const lights = [light(channels(getComputedStyle(token).color)), light(behind(token))].sort((a, b) => b - a);
+        return [token.className, (lights[0] + 0.05) / (lights[1] + 0.05)];
+    }));
+}"""
+NAMED = re.compile(r"^- '?\w+ \"[^\"]+")  # as Playwright writes a role with a name
+
+
+def sign(character: str) -> str:
+    """As the page shows it."""
+    from moa_spec.demo.marks import visible
+
+    return character if character in " \n\t" else visible(character)
 
 
 def keep(page: Any, name: str) -> None:
@@ -113,7 +166,97 @@ def test_phone_width(page: Any, url: str, theme: str) -> None:
     page.goto(f"{url}?__theme={theme}")
     decode(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    for kind, contrast in page.locator(".moa-legend").first.evaluate(CONTRASTS).items():
+        assert contrast >= 4.5, f"{kind} can hardly be read: contrast {contrast:.1f}"
     keep(page, f"phone-{theme}")
+    for tab in ("Client and server", "Results"):
+        page.get_by_role("tab", name=tab).click()
+        page.get_by_role("tab", name=tab, selected=True).wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        keep(page, f"phone-{theme}-{tab.split()[0].lower()}")
+
+
+def test_keyboard_alone(page: Any) -> None:
+    page.get_by_label("Prompt", exact=True).focus()
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.textContent.trim()") == "Run":
+            break
+    page.keyboard.press("Enter")
+    page.get_by_text("Round 1 of").wait_for()
+    page.get_by_role("slider", name="Round").focus()
+    page.keyboard.press("ArrowRight")
+    page.get_by_text("Round 2 of").wait_for()
+    page.get_by_role("group", name="Round 2: the draft tree").focus()  # so that arrows scroll it
+
+
+def test_every_control_has_a_name_and_the_outcome_is_read_out(page: Any) -> None:
+    page.get_by_role("tab", name="Client and server").click()
+    for tab in ("Client and server", "Decode"):
+        page.get_by_role("tab", name=tab).click()
+        for role in ("button", "slider", "textbox", "radio", "checkbox", "spinbutton"):
+            for control in page.get_by_role(role).all():
+                assert NAMED.search(control.aria_snapshot()), control.evaluate("element => element.outerHTML")
+    decode(page)
+    said = page.get_by_role("status").filter(has_text="exactly the same tokens")
+    assert said.get_attribute("aria-live") == "polite"
+
+
+def test_loading_is_said_and_what_was_begun_waits(browser: Any, models: tuple[Any, Any, Any]) -> None:
+    from moa_spec.demo.app import build_page
+    from moa_spec.demo.models import Loaded, Models
+
+    wanted = Models()
+    app = build_page(wanted)
+    _, address, _ = app.launch(prevent_thread_lock=True, quiet=True)
+    page = new_page(browser, address)
+    page.get_by_text("Loading the models").wait_for()
+    press(page, "Run")
+    page.get_by_text("still loading").wait_for()
+    press(page, "Stop")
+    page.get_by_text("Stopped before it began.").wait_for()
+    press(page, "Run")
+    page.get_by_text("still loading").wait_for()
+    keep(page, "loading")
+    wanted.put(Loaded(*models))
+    page.get_by_text("Both wrote exactly the same tokens.").wait_for()
+    page.get_by_text("Loading the models").wait_for(state="hidden")
+    page.close()
+    app.close()
+    assert page.errors == []
+
+
+def test_visitors_never_see_each_other_s_text(page: Any, browser: Any, url: str, models: tuple[Any, Any, Any]) -> None:
+    target, tokenizer, _ = models
+    other = new_page(browser, url)
+    prompts = {"AAAA": page, "zz z": other}
+    for prompt, visitor in prompts.items():
+        visitor.get_by_label("Prompt", exact=True).fill(prompt)
+        press(visitor, "Run")
+    for prompt, visitor in prompts.items():
+        visitor.get_by_text("Download the trace").wait_for()
+        inputs = tokenizer(prompt, return_tensors="pt")
+        answer = target.generate(**inputs, max_new_tokens=128, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+        with visitor.expect_download() as download:
+            visitor.get_by_text("Download the trace").click()
+        trace = json.loads(Path(download.value.path()).read_text())
+        assert trace["request"]["prompt"] == prompt
+        assert trace["plain"]["token_ids"] == answer.tolist()
+        kept = visitor.locator(".moa-drafted .moa-token:not(.moa-rejected)").evaluate_all(
+            "found => found.map(element => element.textContent).join('')"
+        )
+        assert kept.replace("<end>", "") == "".join(map(sign, trace["text"]))
+    other.close()
+
+
+def test_closing_the_page_frees_the_thread(browser: Any, url: str) -> None:
+    Slowly.seconds = 0.05
+    page = new_page(browser, url)
+    press(page, "Run")
+    page.locator(".moa-drafted .moa-token").first.wait_for()
+    assert decoding_threads()
+    page.close()
+    wait_until(lambda: not decoding_threads())
 
 
 def test_stop_frees_the_thread(page: Any) -> None:
@@ -123,7 +266,7 @@ def test_stop_frees_the_thread(page: Any) -> None:
     page.locator(".moa-drafted .moa-token").first.wait_for()
     press(page, "Stop")
     page.get_by_text("Stopped.").wait_for()
-    assert not [thread for thread in threading.enumerate() if thread.name == "moa-decoding"]
+    assert not decoding_threads()
     sync_api.expect(page.get_by_role("button", name="Run", exact=True)).to_be_enabled(timeout=PATIENCE)
 
 
@@ -134,6 +277,30 @@ def test_errors_are_shown_where_they_belong(page: Any) -> None:
     page.get_by_label("Prompt", exact=True).fill("x" * 1020)
     press(page, "Run")
     page.get_by_role("alert").get_by_text("too long").wait_for()
+    page.get_by_label("Prompt", exact=True).fill("\x00\x1b[31m<script>alert(1)</script>\u202e\U0001f600")
+    press(page, "Run")
+    page.get_by_text("Both wrote exactly the same tokens.").wait_for()
+
+
+def test_a_server_that_is_gone_is_said_to_be(page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: Any) -> None:
+        raise RuntimeError("The server did not come up")
+
+    monkeypatch.setattr("moa_spec.demo.line.serve_in_thread", gone)
+    page.get_by_role("tab", name="Client and server").click()
+    press(page, "Begin")
+    page.get_by_role("alert").get_by_text("The server is gone or refused").wait_for()
+    sync_api.expect(page.get_by_role("button", name="Begin", exact=True)).to_be_enabled(timeout=PATIENCE)
+
+
+def test_presets_set_the_sliders(page: Any) -> None:
+    page.get_by_role("tab", name="Client and server").click()
+    page.get_by_label("slow 4G").check()
+    box = page.get_by_role("spinbutton", name=re.compile("Round trip"))
+    sync_api.expect(box).to_have_value("150", timeout=PATIENCE)
+    box.fill("80")
+    box.press("Enter")
+    sync_api.expect(page.get_by_label("slow 4G")).not_to_be_checked(timeout=PATIENCE)
 
 
 def test_cut_and_reconnect(page: Any) -> None:
