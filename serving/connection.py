@@ -47,6 +47,7 @@ from .together import Judging
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 SEND_SECONDS = 30.0
+EARLY_BYTES = 128 * 1024  # of memory per second, sent while the prompt is being read
 
 
 class Refusal(Exception):
@@ -216,6 +217,7 @@ class Connection:
                 models.pass_seconds,
             )
         )
+        held = hello.held
         if not session.ready:
             try:
                 steps = text.read()
@@ -229,6 +231,10 @@ class Connection:
                     if self.gone:
                         raise WebSocketDisconnect(1006)
                     await self._send(Working(read, total))
+                    if read < total and self.codec.token_bytes:
+                        # as much as a slow line carries meanwhile, so that the first token is not held up behind it
+                        afforded = int((time.monotonic() - started) * EARLY_BYTES // self.codec.token_bytes)
+                        held = await self._send_memory(text, held, min(text.record.length, hello.held + afforded))
                 session.ready = True
                 self._count(session, 0)
                 self.metrics.tokens_committed += len(text.tokens) - len(hello.tokens)
@@ -236,7 +242,7 @@ class Connection:
             finally:
                 if not session.ready:  # half of a text is of no use to anybody
                     self.sessions.drop(session)
-        held = min(hello.held, text.record.length)
+        held = min(held, text.record.length)
         base = len(hello.tokens)
         new = text.tokens[base:]
         await self._answer(
@@ -313,12 +319,17 @@ class Connection:
     async def _answer(self, session: Session, reply: Committed, held: int) -> None:
         """Sends tokens at once, then the memory from `held` on."""
         await self._send(reply)
+        await self._send_memory(session.text, held, reply.held)
+
+    async def _send_memory(self, text: RemoteText, held: int, wanted: int) -> int:
+        """Sends memory from token `held` on, to `wanted`; returns how many tokens the client holds then."""
         at_once = max(1, MAX_CHUNK // max(1, self.codec.token_bytes))
-        for start in range(held, reply.held, at_once):
-            end = min(start + at_once, reply.held)
-            data = await self._work(lambda s=start, e=end: self.codec.encode(session.text.vectors(s, e)))
+        for start in range(held, wanted, at_once):
+            end = min(start + at_once, wanted)
+            data = await self._work(lambda s=start, e=end: self.codec.encode(text.vectors(s, e)))
             self.metrics.memory_bytes += len(data)
             await self._send(Memory(start, end - start, data))
+        return max(held, wanted)
 
     # -- the line ------------------------------------------------------------------------------------------------------
 

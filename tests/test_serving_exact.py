@@ -121,6 +121,33 @@ def test_long_prompts_are_read_in_steps(world: World, monkeypatch: pytest.Monkey
     assert done == [16, 32, 48, 64, 80, 96, 100]
 
 
+def test_memory_of_long_prompts_comes_while_they_are_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moa_spec.serving.decoding.READ_AT_ONCE", 16)
+    monkeypatch.setattr("moa_spec.serving.connection.EARLY_BYTES", 1 << 30)
+    ids = prompt(100)
+    arrived: list[tuple[int, int]] = []
+    original = MoAClient.new_memory
+
+    def noting(client: MoAClient) -> Any:
+        memory = original(client)
+        take = memory.take
+
+        def taking(tokens: list[int], vectors: Any) -> None:
+            arrived.append((memory.held, len(tokens)))
+            take(tokens, vectors)
+
+        memory.take = taking
+        return memory
+
+    with world.serving() as (_, url):
+        client = world.client(url)
+        client.level_seconds()  # whose own memory is not to be noted
+        monkeypatch.setattr(MoAClient, "new_memory", noting)
+        transcript, _ = read(client.generate(ids, max_new_tokens=20))
+    assert transcript.tokens == world.answer(ids, 20)
+    assert arrived[:7] == [(0, 16), (16, 16), (32, 16), (48, 16), (64, 16), (80, 16), (96, 4)]
+
+
 def test_sampling_is_reproducible_and_has_the_targets_distribution(world: World) -> None:
     """The first two tokens' frequencies against the exact probabilities, chi-squared, with drafts in between."""
     sampling = Sampling(temperature=1.5, top_k=3, seed=5)
