@@ -232,14 +232,14 @@ def explain_difference(
     shared = torch.tensor([plain[:position]], dtype=prompt_ids.dtype, device=prompt_ids.device)
     input_ids = torch.cat([prompt_ids, shared], dim=1)
     logits = target(input_ids=input_ids, use_cache=False, logits_to_keep=1).logits[0, -1].float()
-    best = logits.topk(2)
+    first, second = logits.topk(2).values.tolist()
     mine, theirs = (text[position] if position < len(text) else -1 for text in (plain, other))
     mantissa_bits = -round(torch.tensor(torch.finfo(target.dtype).eps).log2().item())
     return Difference(
         position,
         mine,
         theirs,
-        float(best.values[0] - best.values[1]),
-        dtype_spacing(float(best.values[0]), mantissa_bits),
-        {mine, theirs} == set(best.indices.tolist()),
+        first - second,
+        dtype_spacing(first, mantissa_bits),
+        min(mine, theirs) >= 0 and bool((logits[[mine, theirs]] >= second).all()),  # more than two may share the top
     )

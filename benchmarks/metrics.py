@@ -124,7 +124,7 @@ class Difference:
         plain, other: the two tokens; -1 where that answer has ended.
         gap: the target's best logit less its second best there.
         spacing: distance between neighbouring numbers of the run's dtype at the best logit.
-        among_best: whether both tokens are the target's two best.
+        among_best: whether both tokens are as good as the target's two best; in bf16 three may be equally good.
     """
 
     position: int

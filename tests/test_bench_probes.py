@@ -9,6 +9,7 @@ from bench_mock import DRAFT, STEP, VERIFY, FakeClock, mock_target
 from tiny import prompt, tiny_drafter
 
 from moa_spec.benchmarks import goals, probes
+from moa_spec.benchmarks.measure import explain_difference
 from moa_spec.benchmarks.methods import OPTIONS, OWN_DRAFTER, Method, check_names, prepare, untrained_like
 from moa_spec.generation import attach
 from moa_spec.generation.moa_source import MoASession
@@ -145,6 +146,23 @@ def test_all_probes_and_a_run_that_goes_on(clock: FakeClock) -> None:
     assert again == ["batch"]
     with pytest.raises(ValueError, match="different numbers"):
         probes.Amount(contexts=(400, 400))
+
+
+def test_three_tokens_may_be_the_two_best() -> None:
+    """In bf16 equal logits are common; which of them is taken depends on rounding."""
+
+    class Tied:
+        dtype = torch.bfloat16
+
+        def __call__(self, input_ids: torch.Tensor, use_cache: bool, logits_to_keep: int) -> object:
+            logits = torch.zeros(1, 1, 10)
+            logits[0, 0, [3, 5, 7]] = 8.0
+            return SimpleNamespace(logits=logits)
+
+    for mine, theirs, tie in ((3, 5, True), (5, 7, True), (7, 3, True), (3, 4, False), (3, -1, False)):
+        other = [1] if theirs < 0 else [1, theirs]
+        difference = explain_difference(Tied(), prompt(4), [1, mine], other, 1)
+        assert (difference.gap, difference.near_tie) == (0.0, tie)
 
 
 def test_an_untrained_drafter_is_like_the_trained_one_but_for_its_weights(clock: FakeClock) -> None:
