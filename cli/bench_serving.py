@@ -114,9 +114,10 @@ def run_load(args: argparse.Namespace) -> int:
     cores = _share_cores()
     prompts = sorted(bench.prompts(args.prompts, args.max_new_tokens).values(), key=len)[: args.prompts]
     answers = {}
+    target: Any = bench.target
     for prompt in prompts:
         ids = torch.tensor([prompt])
-        whole = bench.target.generate(
+        whole = target.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             do_sample=False,
