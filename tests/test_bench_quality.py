@@ -10,7 +10,9 @@ import pytest
 from moa_spec.benchmarks import datasets, quality, sandbox
 from moa_spec.benchmarks.datasets import DataNotFoundError, MalformedDataError, Question
 from moa_spec.benchmarks.quality import Problem, final_number
+from moa_spec.benchmarks.records import FORMAT, read_result
 from moa_spec.benchmarks.report import quality_table
+from moa_spec.cli import main
 
 
 @pytest.mark.parametrize(
@@ -169,3 +171,40 @@ def test_methods_are_assessed_side_by_side() -> None:
     del questions["spec_bench/translation/3"]
     with pytest.raises(MalformedDataError, match="no question spec_bench/translation/3"):
         quality.assess(result, questions, Texts(), problems)
+
+
+def test_the_command_keeps_its_figures_and_fails_where_they_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("moa_spec.targets.load_target", lambda name: (None, Texts()))
+    data = tmp_path / "data"
+    (data / "spec_bench").mkdir(parents=True)
+    line = {"question_id": 1, "category": "math_reasoning", "turns": ["6 * 7?"], "reference": ["#### 42"]}
+    (data / "spec_bench" / "question.jsonl").write_text(json.dumps(line))
+    path = tmp_path / "result.json"
+
+    def written(moa: list[int], dtype: str = "float32") -> Path:
+        answers = {"plain": [{"token_ids": [0]}], "moa": [{"token_ids": moa}]}
+        result = {
+            "format": FORMAT,
+            "options": {"dtype": dtype, "temperature": 0.0, "max_new_tokens": 9},
+            "methods": {"plain": {}, "moa": {}},
+            "data": datasets.checksums(["spec_bench"], data),
+            "questions": [{"key": "spec_bench/math_reasoning/1", "turns": [{"answers": answers}]}],
+        }
+        path.write_text(json.dumps(result))
+        return path
+
+    command = ["bench", "quality", str(path), "--data", str(data)]
+    written([0])
+    assert main(command) == 0
+    assert "| spec_bench/math_reasoning: exact match | 1 | 0 | 1.000 | 1.000 |" in capsys.readouterr().out
+    assert read_result(path)["quality"]["spec_bench/math_reasoning"]["answers"] == 1
+    written([1])
+    assert main(command) == 1
+    assert "differs from plain decoding in float32: spec_bench/math_reasoning" in capsys.readouterr().err
+    written([1], "bfloat16")
+    assert main(command) == 0
+    (data / "spec_bench" / "question.jsonl").write_text(json.dumps(line | {"reference": ["#### 41"]}))
+    assert main(command) != 0
+    assert "was made with another spec_bench/question.jsonl" in capsys.readouterr().err
