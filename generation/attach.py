@@ -4,6 +4,7 @@ Two attributes of that one object are set, `generate` and `_get_candidate_genera
 and other assistants go where they went before. Knows how calls reach the decoding loop, not how it works.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -52,7 +53,8 @@ def attach(target: PreTrainedModel, drafter: MoADrafterForCausalLM) -> None:
     """Lets `target.generate(..., assistant_model=drafter)` decode with this drafter.
 
     Checks that the two fit, lends the drafter the target's frozen parts, and sets two attributes on this one object.
-    Several drafters can be attached to one target; each call names the one it uses. `detach` undoes all of it.
+    Several drafters can be attached to one target; each call names the one it uses. `detach` undoes all of it. Warns
+    when the two are of different dtypes.
 
     Raises:
         WrongTargetError: the drafter was made for another target.
@@ -63,6 +65,12 @@ def attach(target: PreTrainedModel, drafter: MoADrafterForCausalLM) -> None:
         raise TypeError(f"attach() takes a MoA drafter, not a {type(drafter).__name__}; see moa_spec.load_drafter.")
     drafter.lend(target)
     drafter.eval()
+    if drafter.dtype != target.dtype:
+        warnings.warn(
+            f"The drafter is in {drafter.dtype}, its target in {target.dtype}: the text stays exact, and drafting can "
+            "be slower than in the target's dtype. Pass dtype=target.dtype to from_pretrained, or use load_drafter.",
+            stacklevel=2,
+        )
     attach_source(target, drafter, MoASource(drafter))
 
 

@@ -4,6 +4,7 @@ import copy
 import json
 import string
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,15 @@ def test_attach_changes_one_object_and_detach_undoes_it() -> None:
     assert set(vars(target)) == names
     assert drafter._lent is None
     moa_spec.detach(target)  # nothing left to undo
+
+
+def test_a_drafter_of_another_dtype_is_attached_with_a_warning() -> None:
+    target = tiny_target()
+    with pytest.warns(UserWarning, match=r"dtype=target\.dtype"):
+        moa_spec.attach(target, tiny_drafter(target).to(torch.bfloat16))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        moa_spec.attach(target, tiny_drafter(target))
 
 
 def test_a_drafter_that_is_not_attached_says_what_to_call() -> None:
