@@ -108,17 +108,25 @@ class _Call:
             processors = processors_for_row(processors, row, self.config.num_return_sequences or 1)
         put = self.streamer.put if alone and self.streamer is not None else None
         ids, length, returned = self.input_ids[row : row + 1], self.config.max_length, self.returned
+        sample = bool(self.config.do_sample)
+        generator = None
+        if sample and not alone:
+            # which row draws first depends on how many drafts each row accepts: each draws from its own numbers, so
+            # that a seed gives the same texts whatever was drafted
+            generator = torch.Generator(ids.device)
+            generator.manual_seed(int(torch.randint(2**62, ())))
         return Row(
-            ids, length, processors, criteria, bool(self.config.do_sample), returned.scores, returned.logits, put
+            ids, length, processors, criteria, sample, returned.scores, returned.logits, put, generator=generator
         )
 
     def _policy(self, decoding: AssistedDecoding) -> Policy:
         if decoding.options.draft_policy == "fixed":
             return FixedPolicy(decoding.options, self.chains_only)
-        costs, seconds = self.memory.costs(self.model, decoding.source)
+        rows = len(self.rows)
+        costs, seconds = self.memory.costs(self.model, decoding.source, rows)
         if self.trace is not None:
             self.trace.calibration_seconds = seconds
-        return AutoPolicy(decoding.options, self.chains_only, len(self.rows), costs, self.memory.experience())
+        return AutoPolicy(decoding.options, self.chains_only, rows, costs, self.memory.experience(rows))
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -129,7 +137,8 @@ class _Call:
                 self._round()
         self.target.restore_rows()
         if isinstance(self.policy, AutoPolicy):
-            self.memory.remember(self.policy.experience)
+            self.memory.remember_costs(self.model, len(self.rows), self.policy.costs)
+            self.memory.remember(self.policy.experience, len(self.rows))
         if self.streamer is not None:
             self.streamer.end()
         return self.returned.result(self.rows, self.pad, self.target.cache)

@@ -3,7 +3,6 @@
 Knows the drafter's two calls and the order of states it reads. Does not know how drafts are judged.
 """
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -158,7 +157,6 @@ class MoASession:
         context = self.context()
         valid = None if self.valid is None else self.valid[:, None, None, : context.length]  # (B, 1, 1, T)
         tokens = torch.tensor(self.next_tokens, device=self.drafter.device)[:, None]  # (B, 1)
-        floor = math.log(plan.confidence) if plan.confidence else None
         chosen: list[torch.Tensor] = []
         scores: list[torch.Tensor] = []
         total = torch.zeros(self.rows, device=self.drafter.device)
@@ -173,15 +171,14 @@ class MoASession:
             tokens = self.drafter.to_token_ids(best.indices)[:, None]
             chosen.append(tokens)
             scores.append(score)
-            if floor is not None:
+            if plan.confidence:
                 total = total + score
                 if float(total.exp().mean()) < plan.confidence:  # one more level costs all rows the same
                     break
             drafted = output.drafted
         rows = torch.cat(chosen, dim=1).tolist()
         log_probs = torch.stack(scores, dim=1).tolist()
-        drafts = [Draft.chain(tokens, scores) for tokens, scores in zip(rows, log_probs, strict=True)]
-        return drafts if floor is None else [_confident(draft, floor) for draft in drafts]
+        return [Draft.chain(tokens, scores) for tokens, scores in zip(rows, log_probs, strict=True)]
 
     def sample_chain(self, levels: int, temperature: float) -> tuple[list[int], torch.Tensor]:
         """A chain drawn from the drafter's distribution at a temperature, for one row.
@@ -253,15 +250,8 @@ class MoASession:
         for row, nodes in enumerate(kept.tolist()):
             renamed = {-1: -1} | {node: index for index, node in enumerate(nodes)}
             parents = [renamed[parent] for parent in fields[1][row]]
-            draft = Draft(fields[0][row], parents, fields[2][row], ["drafter"] * len(nodes))
-            drafts.append(_confident(draft, math.log(plan.confidence)) if plan.confidence else draft)
+            drafts.append(Draft(fields[0][row], parents, fields[2][row], ["drafter"] * len(nodes)))
         return drafts
-
-
-def _confident(draft: Draft, floor: float) -> Draft:
-    """Without nodes whose path has a log-probability under `floor`."""
-    kept = [node for node, total in enumerate(draft.cumulative_log_probs()) if total >= floor]
-    return draft if len(kept) == len(draft) else draft.keep(kept)
 
 
 class MoASource:

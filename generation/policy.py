@@ -8,6 +8,7 @@ Whatever it decides, the output is the same; only the speed changes.
 import copy
 import math
 import threading
+from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -19,7 +20,10 @@ from .draft import Draft
 from .options import DraftOptions
 from .sources import DraftPlan, DraftSource
 
-_SHORTEST_WAIT, _LONGEST_WAIT = 8, 128  # rounds between tries of a way of drafting that is behind
+_SHORTEST_WAIT, _LONGEST_WAIT = 8, 128  # rounds between tries of drafting where it does not pay
+_MEASURED = 0  # in the place of the number of rows: costs as they were measured
+_KEPT = 0.95  # of a sum when a round is added: some 20 rounds count
+_PROMISES = (0.001, 0.5, 1.5)  # tokens expected of lookup: none, few, about one, more are four situations
 
 
 class Policy(Protocol):
@@ -81,26 +85,19 @@ class FixedPolicy:
 
 
 @dataclass
-class Arm:
-    """One way of doing a round, and how it has been doing. Starts hopeful, so that it gets tried.
+class Ratio:
+    """A sum over another sum, such as tokens per step, in which what was seen long ago counts less."""
 
-    `tokens` that a round yields per row, and what it costs in plain decoding steps: plain decoding has 1 and 1.
-    """
-
-    tokens: float
-    steps: float
-    rounds: int = 0
-    wait: int = _SHORTEST_WAIT  # rounds until it is tried again while it is behind
+    above: float
+    below: float
 
     @property
-    def rate(self) -> float:
-        return self.tokens / self.steps
+    def value(self) -> float:
+        return self.above / self.below if self.below else 0.0
 
-    def saw(self, tokens: float, steps: float) -> None:
-        self.rounds += 1
-        weight = max(1 / (self.rounds + 2), 0.08)
-        self.tokens += weight * (tokens - self.tokens)
-        self.steps += weight * (steps - self.steps)
+    def saw(self, above: float, below: float = 1.0) -> None:
+        self.above = _KEPT * self.above + above
+        self.below = _KEPT * self.below + below
 
 
 @dataclass
@@ -121,47 +118,76 @@ class Trust:
 
 
 @dataclass
-class Experience:
-    """What calls with one source have learnt; handed from call to call."""
+class Situation:
+    """What drafting did where lookup promised about so much. Starts hopeful, so that it gets tried.
 
-    arms: dict[str, Arm] = field(default_factory=dict)
+    Attributes:
+        gain: tokens per round that lookup alone would not have brought.
+        cost: plain decoding steps per round that lookup alone would not have taken.
+        onward: how much of what a level promised the next one brought, beyond lookup.
+    """
+
+    gain: Ratio = field(default_factory=lambda: Ratio(2.0, 3.0))
+    cost: Ratio = field(default_factory=lambda: Ratio(0.0, 0.0))
+    onward: Ratio = field(default_factory=lambda: Ratio(2.0, 4.0))
+
+
+@dataclass
+class Experience:
+    """What calls with one source have learnt; handed from call to call. `speed` is in tokens per plain step."""
+
+    speed: Ratio = field(default_factory=lambda: Ratio(3.0, 3.0))
+    situations: list[Situation] = field(default_factory=lambda: [Situation() for _ in range(len(_PROMISES) + 1)])
     trust: Trust = field(default_factory=Trust)
 
 
 class Memory:
-    """What is known about one source on one target: costs per dtype and device, and experience. Shared by threads."""
+    """What is known about one source on one target. Shared by threads.
+
+    Several rows at once cost and gain differently from one: every number of rows has figures of its own, which begin
+    with what was measured for one.
+    """
 
     def __init__(self) -> None:
-        self._costs: dict[tuple[torch.dtype, str], Costs] = {}
-        self._experience = Experience()
+        self._costs: dict[tuple[torch.dtype, str, int], Costs] = {}
+        self._experience: dict[int, Experience] = {}
         self._lock = threading.Lock()
 
-    def costs(self, target: PreTrainedModel, source: DraftSource) -> tuple[Costs, float]:
+    def costs(self, target: PreTrainedModel, source: DraftSource, rows: int) -> tuple[Costs, float]:
         """This call's own copy of the costs, and the seconds it took to measure them now (0 when they were known)."""
-        key = (target.dtype, str(target.device))
+        place = (target.dtype, str(target.device))
         with self._lock:
-            new = key not in self._costs
+            new = (*place, _MEASURED) not in self._costs
             if new:
-                self._costs[key] = measure_costs(target, source)
-            costs = self._costs[key]
+                self._costs[*place, _MEASURED] = measure_costs(target, source)
+            costs = self._costs.get((*place, rows), self._costs[*place, _MEASURED])
             return replace(costs, passes=dict(costs.passes)), costs.measured_in if new else 0.0
 
-    def experience(self) -> Experience:
-        """This call's own copy. The next text may be of another kind, so it weighs little against what is seen."""
+    def remember_costs(self, target: PreTrainedModel, rows: int, costs: Costs) -> None:
+        """What the latest call has seen counts: machines change."""
         with self._lock:
-            experience = copy.deepcopy(self._experience)
-        for arm in experience.arms.values():
-            arm.rounds, arm.wait = min(arm.rounds, 4), _SHORTEST_WAIT
-        return experience
+            self._costs[target.dtype, str(target.device), rows] = costs
 
-    def remember(self, experience: Experience) -> None:
-        """The latest call's experience counts: texts change, and so do machines."""
+    def experience(self, rows: int = 1) -> Experience:
+        """This call's own copy."""
         with self._lock:
-            self._experience = experience
+            return copy.deepcopy(self._experience.get(rows, Experience()))
+
+    def remember(self, experience: Experience, rows: int = 1) -> None:
+        """The latest call's experience counts: texts change."""
+        with self._lock:
+            self._experience[rows] = experience
 
 
 class AutoPolicy:
-    """Chooses what promises most tokens per second; the options are upper limits. Counts time in plain steps."""
+    """Goes for tokens per second; the options are upper limits. Time is counted in plain decoding steps.
+
+    A round is worth the tokens it yields less what its time would yield at the present speed: the rule that maximises a
+    long-run average. What is drafted follows from that: whether to ask the drafter, by what asking it has brought in
+    situations like this one beyond lookup; another level, by how likely the draft is so far; and how many nodes the
+    target judges, by each one's chance. In a round with drafts it is known what lookup alone would have brought, so the
+    comparison is fair. Where drafting does not pay it is tried again now and then.
+    """
 
     def __init__(self, options: DraftOptions, chains_only: bool, rows: int, costs: Costs, experience: Experience):
         self.costs, self.rows, self.chains_only, self.experience = costs, rows, chains_only, experience
@@ -169,19 +195,17 @@ class AutoPolicy:
         self.levels = options.num_assistant_tokens
         self.nodes = options.draft_nodes or 32
         self.confidence = options.assistant_confidence_threshold
-        self.breadths = {"chain": 1}
-        if not chains_only and options.draft_breadth != 1:
-            self.breadths["tree"] = options.draft_breadth or TREE_BREADTH
-        self.arms = {}
-        for name, breadth in self.breadths.items():
-            steps = self._pass(4) + self._drafting(3, breadth)
-            self.arms[name] = experience.arms.setdefault(f"{name} x{rows}", Arm(1.3 * steps, steps))
-        self.due = {name: arm.wait for name, arm in self.arms.items()}
-        self.arm: str | None = None
+        self.breadth = 1 if chains_only else options.draft_breadth or TREE_BREADTH
+        self.wait = [_SHORTEST_WAIT] * len(experience.situations)
+        self.due = [0] * len(experience.situations)  # rounds in which drafting is tried again
         self.round = 0
-        self.spent = 0.0  # on drafting in this round
-        self.expected = 1.0  # tokens of this round
-        self.pace = [1.5] * rows  # tokens that each row's drafted rounds yield
+        self.pace = [1.5] * rows  # tokens that each row's rounds yield
+        # of the round in progress:
+        self.found: list[Draft] = []
+        self.drafted: list[Draft] = []
+        self.seen: list[int] = []  # every row's situation
+        self.alone: list[int] = []  # nodes of lookup's that would be judged without the drafter
+        self.spent = 0.0  # on drafting
 
     def _pass(self, tokens: int) -> float:
         """Cost of a target pass over so many tokens in every row."""
@@ -191,54 +215,50 @@ class AutoPolicy:
         return self.costs.drafting_seconds(levels, breadth) / self.costs.pass_seconds(self.rows)
 
     @property
-    def best_rate(self) -> float:
-        return max([1.0, *(arm.rate for arm in self.arms.values())])
+    def _speed(self) -> float:
+        """Tokens that a step yields at present; plain decoding yields one."""
+        return max(1.0, self.experience.speed.value)
+
+    @property
+    def _weights(self) -> list[float]:
+        """How much a token counts in each row, 1 on average: a batch is done when its slowest row is."""
+        slowness = [1 / pace for pace in self.pace]
+        return [len(slowness) * slow / sum(slowness) for slow in slowness]
 
     def lookup_tokens(self) -> int:
         return self.lookup
 
     def plan(self, found: list[Draft]) -> DraftPlan:
-        self.rows = len(found)
+        self.rows, self.found = len(found), found
         self.round += 1
-        self.arm = self._arm(found)
-        if self.arm is None:
+        self.seen = [bisect_right(_PROMISES, sum(self._chances(draft))) for draft in found]
+        situations = [self.experience.situations[index] for index in self.seen]
+        node = (self._pass(9) - 1) / 8
+        first = self._drafting(1, self.breadth) + 2 * node  # a guess at the cost, until it was seen
+        gain = sum(w * s.gain.value for w, s in zip(self._weights, situations, strict=True)) / self.rows
+        cost = sum(s.cost.value or first for s in situations) / self.rows
+        pays = gain > self._speed * cost
+        if not pays and self.round < min(self.due[index] for index in self.seen):
             return DraftPlan(0)
-        breadth = self.breadths[self.arm]
-        # another level is worth it while what it is expected to add beats what its time would yield otherwise; a draft
-        # that is likely so far goes on being right with odds of about 0.7
-        marginal = self._drafting(1, breadth) - self._drafting(0, breadth) + (self._pass(9) - 1) / 8
-        floor = self.best_rate * marginal / max(0.7 * self.experience.trust.factor(2), 0.05)
-        return DraftPlan(self.levels, breadth, self.nodes, min(max(floor, self.confidence), 0.9))
-
-    def _arm(self, found: list[Draft]) -> str | None:
-        """The drafter's arm to use in this round, or None: lookup alone, or a plain step."""
-        name, best = max(self.arms.items(), key=lambda item: item[1].rate)
-        if self.round <= (2 if best.rate > 1.0 else 1) and best.rate > 0.8:  # every text gets a chance
-            return name
-        # a batch is done when its slowest row is
-        lag = min(self.pace) / (sum(self.pace) / len(self.pace))
-        for other, arm in self.arms.items():
-            # where nothing pays, only the least bad is tried now and then
-            behind = arm.rate < best.rate if best.rate > 1.0 / lag else arm is best
-            if arm.rounds < 3 or (behind and self.round >= self.due[other]):
-                arm.wait = min(2 * arm.wait, _LONGEST_WAIT)
-                self.due[other] = self.round + arm.wait
-                return other
-        counts = self._worth([self._chances(draft) for draft in found])
-        expected = sum(1 + gain for _, gain in counts) / self.rows
-        rate = expected / self._pass(1 + max(count for count, _ in counts))
-        return name if best.rate > max(rate, 1.0 / lag) else None
+        for index in set(self.seen):
+            self.wait[index] = _SHORTEST_WAIT if pays else min(2 * self.wait[index], _LONGEST_WAIT)
+            self.due[index] = self.round + self.wait[index]
+        # another level is worth it while what it will bring beats what its time would
+        level = self._drafting(2, self.breadth) - self._drafting(1, self.breadth) + node
+        onward = sum(s.onward.value for s in situations) / self.rows
+        floor = self._speed * level / max(onward, 0.01)
+        return DraftPlan(self.levels, self.breadth, self.nodes, min(max(floor, self.confidence), 1.0))
 
     def choose(self, plan: DraftPlan, drafted: list[Draft], found: list[Draft]) -> list[Draft]:
-        self.spent = 0.0
+        self.drafted, self.spent = drafted, 0.0
         if plan.levels:
-            drawn = max((max(draft.depths, default=0) for draft in drafted), default=0)
-            self.spent = self._drafting(min(plan.levels, drawn + 1), plan.breadth)
+            self.spent = self._drafting(
+                max((max(draft.depths, default=0) for draft in drafted), default=0), plan.breadth
+            )
+        self.alone = self._worth([self._chances(draft) for draft in found])
         both = [together(mine, other, self.chains_only) for mine, other in zip(drafted, found, strict=True)]
         chances = [self._chances(draft) for draft in both]
-        worth = self._worth(chances)
-        self.expected = 1 + sum(gain for _, gain in worth) / self.rows
-        return [_likeliest(d, c, n) for d, c, (n, _) in zip(both, chances, worth, strict=True)]
+        return [_likeliest(d, c, n) for d, c, n in zip(both, chances, self._worth(chances), strict=True)]
 
     def _chances(self, draft: Draft) -> list[float]:
         """Chance that each node is accepted: its path's probabilities, corrected by experience."""
@@ -251,20 +271,21 @@ class AutoPolicy:
             chances.append(odds if parent < 0 else odds * chances[parent])
         return chances
 
-    def _worth(self, chances: list[list[float]]) -> list[tuple[int, float]]:
-        """Per row how many of its likeliest nodes to judge, and the tokens they are expected to add.
+    def _worth(self, chances: list[list[float]]) -> list[int]:
+        """How many of its likeliest nodes to judge in each row.
 
         A pass costs what its longest row costs, so one number of nodes limits all rows.
         """
         ranked = [sorted(row, reverse=True)[: self.nodes] for row in chances]
-        rate = self.best_rate
-        best, best_value, gain = 0, -rate, 0.0
+        weights, speed = self._weights, self._speed
+        best, best_value, gain = 0, -speed, 0.0
         for count in range(1, max((len(row) for row in ranked), default=0) + 1):
-            gain += sum(row[count - 1] for row in ranked if len(row) >= count) / self.rows
-            value = gain - self._pass(1 + count) * rate
+            row_gains = (w * row[count - 1] for w, row in zip(weights, ranked, strict=True) if len(row) >= count)
+            gain += sum(row_gains) / self.rows
+            value = gain - self._pass(1 + count) * speed
             if value > best_value:
                 best, best_value = count, value
-        return [(min(best, len(row)), sum(row[:best])) for row in ranked]
+        return [min(best, len(row)) for row in ranked]
 
     def select(self, rows: list[int]) -> None:
         self.pace = [self.pace[row] for row in rows]
@@ -274,16 +295,30 @@ class AutoPolicy:
         if self.spent:
             self.costs.saw_drafting(self.spent * self.costs.pass_seconds(self.rows), seconds[0])
         self.costs.saw_pass(tokens * self.rows, seconds[1])
-        for draft, path in zip(judged, paths, strict=True):
+        steps = self.spent + self._pass(tokens)
+        weighted = sum(w * (1 + len(path)) for w, path in zip(self._weights, paths, strict=True))
+        self.experience.speed.saw(weighted / self.rows, steps)
+        self.pace = [pace + 0.1 * (1 + len(path) - pace) for pace, path in zip(self.pace, paths, strict=True)]
+        if not plan.levels:
+            return
+        without = self._pass(1 + max(self.alone))
+        for row, (draft, path) in enumerate(zip(judged, paths, strict=True)):
             self._learn_trust(draft, path)
-        if self.arm is not None:
-            arm = self.arms[self.arm]
-            # what was expected varies less from round to round than what came true; half of each
-            seen = sum(1 + len(path) for path in paths) / len(paths)
-            arm.saw((seen + self.expected) / 2, self.spent + self._pass(tokens))
-            self.pace = [pace + 0.1 * (1 + len(path) - pace) for pace, path in zip(self.pace, paths, strict=True)]
-            if arm.rate > 1.0:
-                arm.wait = _SHORTEST_WAIT
+            known = self._found_on(row, [draft.tokens[node] for node in path])
+            situation = self.experience.situations[self.seen[row]]
+            situation.gain.saw(len(path) - known)
+            situation.cost.saw(steps - without)
+            for depth, promised in enumerate(_promised(self.drafted[row], plan.breadth), start=1):
+                situation.onward.saw(float(known <= depth < len(path)), promised)
+
+    def _found_on(self, row: int, tokens: list[int]) -> int:
+        """How many of the accepted tokens lookup alone would have brought."""
+        children, node = self.found[row].children(), -1
+        for count, token in enumerate(tokens):
+            node = children.get((node, token), self.alone[row])
+            if node >= self.alone[row]:
+                return count
+        return len(tokens)
 
     def _learn_trust(self, draft: Draft, path: list[int]) -> None:
         """Compares, for every node whose parent was accepted, its claim with what happened."""
@@ -291,6 +326,14 @@ class AutoPolicy:
         for node, (parent, depth) in enumerate(zip(draft.parents, draft.depths, strict=True)):
             if parent in accepted and draft.origins[node] == "drafter":
                 self.experience.trust.saw(depth, math.exp(draft.log_probs[node]), float(node in accepted))
+
+
+def _promised(draft: Draft, breadth: int) -> list[float]:
+    """Per level that another one was drafted after: how likely the paths were that it went on from."""
+    levels: dict[int, list[float]] = {}
+    for depth, total in zip(draft.depths, draft.cumulative_log_probs(), strict=True):
+        levels.setdefault(depth, []).append(math.exp(total))
+    return [sum(sorted(levels[depth], reverse=True)[:breadth]) for depth in range(1, len(levels))]
 
 
 def _likeliest(draft: Draft, chances: list[float], count: int) -> Draft:

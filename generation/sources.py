@@ -51,7 +51,8 @@ class Verified:
 
 @dataclass(frozen=True)
 class DraftPlan:
-    """How much to draft in one round: levels, children per node, nodes in all; nothing below a path probability."""
+    """How much to draft in one round: levels, children per node, nodes in all. No further level is drafted once all
+    paths together are less likely than `confidence`."""
 
     levels: int
     breadth: int = 1

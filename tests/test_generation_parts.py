@@ -1,5 +1,6 @@
 """Drafts as data, the suffix index, the policy."""
 
+import math
 import random
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from oracle import OracleSource
 from tiny import VOCAB, prompt, tiny_drafter, tiny_target
 
-from moa_spec.generation import Draft, DraftOptions, LookupStore, attach_source, record_trace
+from moa_spec.generation import Draft, DraftOptions, DraftPlan, LookupStore, attach_source, record_trace
 from moa_spec.generation.costs import Costs
 from moa_spec.generation.lookup import RowLookup, SuffixIndex
 from moa_spec.generation.policy import AutoPolicy, Experience
@@ -125,6 +126,52 @@ def test_policy_drafts_when_it_pays_and_stops_when_it_does_not() -> None:
     assert share < 0.15
     speedup, _ = simulate(right=0.5, level=0.6)  # a drafter too slow to be worth it
     assert speedup > 0.95
+
+
+def share_drafted(accepted: int, found: Draft, drafted: Draft, rounds: int = 200) -> tuple[float, AutoPolicy]:
+    """Rounds that all go alike: lookup finds this, the drafter drafts that, so many tokens of the two are right."""
+    policy = AutoPolicy(DraftOptions(), False, 1, costs(0.08), Experience())
+    asked = 0
+    for _ in range(rounds):
+        plan = policy.plan([found])
+        (judged,) = policy.choose(plan, [drafted if plan.levels else Draft()], [found])
+        path = list(range(min(accepted, len(judged))))
+        spent = 0.02 + 0.08 * len(drafted) if plan.levels else 0.0
+        policy.learn(plan, [judged], [path], (spent, policy.costs.pass_seconds(1 + len(judged))))
+        asked += plan.levels > 0
+    return asked / rounds, policy
+
+
+def test_drafting_is_judged_by_what_it_adds_to_lookup() -> None:
+    tokens, sure = list(range(8)), [math.log(0.95)] * 8
+    found = Draft.chain(tokens, sure, "lookup")
+    alike = Draft.chain(tokens[:3], sure[:3])
+    assert share_drafted(8, found, alike)[0] < 0.15  # right, and nothing new
+    assert share_drafted(3, Draft(), alike)[0] > 0.9  # right where there is nothing to look up
+
+
+def test_levels_follow_what_further_levels_bring() -> None:
+    """A drafter that is sure of every token, and right about the first one only or about all."""
+    tokens, sure = list(range(5)), [math.log(0.9)] * 5
+
+    def plan(accepted: int) -> DraftPlan:
+        _, policy = share_drafted(accepted, Draft(), Draft.chain(tokens, sure))
+        return policy.plan([Draft()])
+
+    assert plan(1).confidence == 1.0  # stops after one level
+    assert plan(5).confidence < 0.5
+
+
+def test_tokens_of_the_slowest_row_count_most() -> None:
+    policy = AutoPolicy(DraftOptions(), False, 2, costs(0.08), Experience())
+    found = [Draft.chain(list(range(8)), [math.log(0.95)] * 8, "lookup"), Draft()]
+    for _ in range(20):
+        plan = policy.plan(found)
+        judged = policy.choose(plan, [Draft(), Draft()], found)
+        policy.learn(plan, judged, [list(range(len(judged[0]))), []], (0.0, 1.0))
+    fast, slow = policy._weights
+    assert fast < 0.5 < 1.5 < slow
+    assert fast + slow == pytest.approx(2.0)
 
 
 def test_costs_between_and_beyond_what_was_measured() -> None:
