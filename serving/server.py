@@ -187,6 +187,11 @@ def check_tls(certificate: str | Path | None, key: str | Path | None) -> None:
             raise FileNotFoundError(f"There is no file {path} for TLS")
 
 
+def _not_a_refusal(record: logging.LogRecord) -> bool:
+    """uvicorn calls it an error when a client is refused before the upgrade; strangers could fill the log with it."""
+    return "without completing handshake" not in record.getMessage()
+
+
 def _uvicorn(
     server: MoAServer, host: str, port: int, certificate: str | Path | None, key: str | Path | None, level: str
 ) -> _DrainingServer:
@@ -206,6 +211,7 @@ def _uvicorn(
         timeout_graceful_shutdown=5,
         lifespan="on",
     )
+    logging.getLogger("uvicorn.error").addFilter(_not_a_refusal)  # added once, however often this runs
     return _DrainingServer(config, server)
 
 

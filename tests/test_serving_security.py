@@ -439,6 +439,20 @@ def test_health_and_metrics(world: World, served: tuple[MoAServer, str]) -> None
     assert figures['moa_round_seconds_bucket{le="+Inf"}'] == figures["moa_round_seconds_count"]
 
 
+def test_strangers_cannot_fill_the_log(served: tuple[MoAServer, str]) -> None:
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    logging.getLogger("uvicorn.error").addHandler(handler)
+    try:
+        for headers in ({}, {"Origin": "https://elsewhere"}):
+            with pytest.raises(InvalidStatus), connected(served[1], None, **headers):
+                pass
+    finally:
+        logging.getLogger("uvicorn.error").removeHandler(handler)
+    assert [record for record in records if record.levelno >= logging.WARNING] == []
+
+
 def test_logs_say_nothing_of_texts(world: World, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, logger="moa_spec"), world.serving() as (_, url):
         read(world.client(url).generate(TEXT, max_new_tokens=5))
