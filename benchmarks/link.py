@@ -30,6 +30,7 @@ DESCRIPTIONS = {
     BESIDE: "MoA and lookup beside the target, by measured cost, each token sent as it comes",
     "moa": "MoA and lookup at the client, by measured cost",
     "moa-alone": "the same without lookup",
+    "moa-float32": "moa-alone with memory that travels as it is, four times the bytes: what int8 costs",
     "lookup": "lookup at the client, and nothing else",
     "eagle": "EAGLE-2 and lookup at the client, by measured cost; hidden states travel",
     "eagle-alone": "the same without lookup",

@@ -29,6 +29,7 @@ from ..targets import load_target
 from .link_clients import HiddenStates
 
 STREAM = "/stream"
+GRACE_SECONDS = 20.0  # that the session of a lost client is kept
 _START_SECONDS = 600
 
 
@@ -94,7 +95,7 @@ def _run(far: Far, parent: Connection) -> None:
     torch.set_num_threads(far.threads)
     target, _ = load_target(far.target, far.dtype)
     drafter = load_drafter(far.drafter, target)
-    limits = Limits(drain_seconds=0.5)
+    limits = Limits(drain_seconds=0.5, grace_seconds=GRACE_SECONDS)
     with contextlib.ExitStack() as stack:
         server = MoAServer(target, drafter, limits)
         server.models.judging.together &= far.together

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from ..serving.client import MoAClient
 from ..serving.events import Finished, Token, Transcript
 from ..serving.link import Link
+from .link_server import GRACE_SECONDS
 from .records import environment
 
 _HANGS_UP = 0.1  # share of texts whose reader goes away in the middle
@@ -167,9 +168,9 @@ def _levels(memory: Sequence[tuple[float, int]]) -> tuple[int, int]:
 
 
 def _settled(url: str) -> dict[str, float]:
-    """What the server still holds a moment after everybody has left."""
+    """What the server still holds when everybody has left and nobody can come back any more."""
     names = ("sessions", "connections", "kv_tokens_reserved")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 2 * GRACE_SECONDS
     while True:
         figures = _metrics(url)
         left = {name: figures[f"moa_{name}"] for name in names}

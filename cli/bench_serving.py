@@ -8,7 +8,7 @@ from typing import Any
 
 from .arguments import DEFAULT_DRAFTER, not_negative, positive
 
-OFFLINE_METHODS = ["moa", "moa-no-repeat", "moa-alone", "moa-prompt", "untrained", "lookup"]
+OFFLINE_METHODS = ["moa", "moa-no-repeat", "moa-prompt", "untrained", "lookup"]
 LINK_METHODS = ["stream", "beside", "moa", "moa-alone", "lookup"]
 
 
@@ -34,7 +34,13 @@ def add_common_arguments(parser: argparse.ArgumentParser, output: str, new_token
 
 
 def add_link_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--methods", nargs="+", default=LINK_METHODS, metavar="NAME", help=" ".join(LINK_METHODS))
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        default=LINK_METHODS,
+        metavar="NAME",
+        help="also moa-float32, eagle, eagle-alone, assistant (default: %(default)s)",
+    )
     parser.add_argument(
         "--profiles", nargs="+", metavar="NAME", help="of serving/link.py (default: none 5g 4g slow4g bursty tunnel)"
     )
@@ -43,7 +49,7 @@ def add_link_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--eagle", metavar="FOLDER", help="an EAGLE drafter, for the methods eagle and eagle-alone")
     parser.add_argument("--assistant", metavar="NAME", help="an independent small model, for the method of that name")
-    add_common_arguments(parser, "runs/link.json", 64)
+    add_common_arguments(parser, "runs/link.json", 48)
 
 
 def run_link(args: argparse.Namespace) -> int:
@@ -150,7 +156,13 @@ def run_load(args: argparse.Namespace) -> int:
 
 
 def add_offline_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--methods", nargs="+", default=OFFLINE_METHODS, metavar="NAME", help=" ".join(OFFLINE_METHODS))
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        default=OFFLINE_METHODS,
+        metavar="NAME",
+        help="also moa-alone, eagle, assistant (default: %(default)s)",
+    )
     parser.add_argument(
         "--prompts", type=positive, default=100, metavar="N", help="of Spec-Bench and HumanEval (default: %(default)s)"
     )
@@ -271,6 +283,9 @@ def _link_methods(args: argparse.Namespace, bench: "_Bench", urls: dict[str, str
     def moa(url: str) -> Any:
         return MoAClient(url, alone, bench.tokenizer)
 
+    def moa_float32(url: str) -> Any:
+        return MoAClient(url, alone, bench.tokenizer, memory="float32")
+
     def with_eagle(url: str) -> Any:
         return EagleClient(url, eagle, bench.target)  # type: ignore[arg-type]
 
@@ -280,6 +295,7 @@ def _link_methods(args: argparse.Namespace, bench: "_Bench", urls: dict[str, str
         "beside": streaming(True),
         "moa": drafting(moa),
         "moa-alone": drafting(moa, **no_lookup),
+        "moa-float32": drafting(moa_float32, **no_lookup),
         "lookup": drafting(lambda url: MoAClient(url, alone, memory="none")),
         "eagle": drafting(with_eagle),
         "eagle-alone": drafting(with_eagle, **no_lookup),

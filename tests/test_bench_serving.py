@@ -46,7 +46,7 @@ def arguments(folder: Path, *more: str) -> list[str]:
 
 
 def test_link_measures_every_method_and_goes_on(folder: Path, tmp_path: Path, capsys: Any) -> None:
-    output, methods = tmp_path / "link.json", ["stream", "beside", "moa", "moa-alone", "lookup", "eagle"]
+    output, methods = tmp_path / "link.json", ["stream", "beside", "moa", "moa-alone", "moa-float32", "lookup", "eagle"]
     command = arguments(folder, "link", "--profiles", "5g", "--max-new-tokens", "8")
     command += ["--eagle", str(folder / "eagle"), "--methods", *methods]
     command += ["--output", str(output), "--figures", str(tmp_path)]
