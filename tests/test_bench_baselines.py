@@ -138,6 +138,11 @@ def test_training_predicts_what_drafting_predicts(kind: DrafterKind) -> None:
         torch.testing.assert_close(ours, expected[(int(row), int(depth), at)], rtol=1e-4, atol=1e-4)
 
 
+def test_the_staircase_is_moas() -> None:
+    with pytest.raises(ValueError, match="leave staircase_epochs out"):
+        KINDS[0].objective(None, {}, ObjectiveConfig(), torch.zeros(1, 1), staircase=True)
+
+
 def _verified(session, output, ids: torch.Tensor, row: int, following: int) -> moa_spec.generation.Verified:
     count = ids.shape[1]
 

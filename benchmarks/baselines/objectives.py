@@ -25,7 +25,7 @@ def blocks(synchronised: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Ten
     width = synchronised.shape[1]
     positions = torch.arange(width, device=synchronised.device)
     bearing = ~synchronised & (positions < lengths[:, None])
-    after = torch.cat([synchronised[:, :1] | True, synchronised[:, :-1]], dim=1)
+    after = torch.cat([torch.ones_like(synchronised[:, :1]), synchronised[:, :-1]], dim=1)
     first = bearing & after
     count = int(first.sum(dim=1).max())
     starts = torch.where(first, positions, width).sort(dim=1).values[:, :count]
@@ -49,7 +49,11 @@ def eagle_objective(
     The published drafter is trained on the target's true hidden states with noise added. Training on its own, step by
     step, was shown to be better by HASS (arXiv 2408.15766) and EAGLE-3; here it is done to the end of every block. The
     tokens are the true ones, as they are for MoA. Arguments as for `training_objective`.
+
+    Raises:
+        ValueError: a staircase mask is asked for, which is MoA's.
     """
+    _refuse_staircase(staircase)
     ids, true = batch["input_ids"], batch["last_hidden"]
     rows, width = ids.shape
     positions = torch.arange(width, device=ids.device)
@@ -82,6 +86,11 @@ def eagle_objective(
         drafted = [(key[goes_on], value[goes_on]) for key, value in drafted]
     row, position = torch.cat(found_rows), torch.cat(found_positions)
     return scored(drafter, config, torch.cat(chosen), true[row, position], torch.cat(depths), row)
+
+
+def _refuse_staircase(staircase: bool) -> None:
+    if staircase:
+        raise ValueError("This drafter has no memory to be forced onto: leave staircase_epochs out of its recipe")
 
 
 def _attend(
@@ -131,7 +140,11 @@ def medusa_objective(
     """Loss of one batch: each head at the positions of its depth, from the hidden state before their block.
 
     Positions deeper than there are heads are left out. Arguments as for `training_objective`.
+
+    Raises:
+        ValueError: a staircase mask is asked for, which is MoA's.
     """
+    _refuse_staircase(staircase)
     true = batch["last_hidden"]
     starts, sizes = blocks(synchronised, batch["lengths"])
     newest = true.gather(1, (starts - 1).clamp(min=0)[..., None].expand(-1, -1, true.shape[-1]))
