@@ -18,10 +18,10 @@ from transformers.generation import CandidateGenerator
 
 from ..modeling_moa import MoADrafterForCausalLM
 from .candidate_generator import MoACandidateGenerator
+from .experience import Memory
 from .generate import generate_with, is_drafter, is_lent
 from .moa_source import MoASource
 from .options import resolve_options
-from .policy import Memory
 from .sources import DraftSource
 
 

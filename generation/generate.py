@@ -13,10 +13,10 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import StoppingCriteriaList, StopStringCriteria
 
+from .experience import Memory
 from .loop import AssistedDecoding
 from .moa_source import MoASource
 from .options import OPTION_NAMES, check_supported, resolve_options
-from .policy import Memory
 from .sources import DraftSource
 
 # transformers hands the arguments for fetching this code on to it

@@ -15,9 +15,10 @@ from transformers.generation.streamers import BaseStreamer
 
 from .backlog import Backlog
 from .draft import Draft
+from .experience import Memory
 from .lookup import LookupStore, RowLookup
 from .options import DraftOptions
-from .policy import AutoPolicy, FixedPolicy, Memory, Policy
+from .policy import AutoPolicy, FixedPolicy, Policy
 from .returned import Returned
 from .sources import DraftSource
 from .target_pass import TargetPass, context_limit

@@ -5,25 +5,17 @@ here (costs), keeps count of what was accepted, and chooses between a plain step
 Whatever it decides, the output is the same; only the speed changes.
 """
 
-import copy
 import math
-import threading
 from bisect import bisect_right
-from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-import torch
-from transformers import PreTrainedModel
-
-from .costs import TREE_BREADTH, Costs, measure_costs
+from .costs import TREE_BREADTH, Costs
 from .draft import Draft
+from .experience import PROMISES, Experience
 from .options import DraftOptions
-from .sources import DraftPlan, DraftSource
+from .sources import DraftPlan
 
 _SHORTEST_WAIT, _LONGEST_WAIT = 8, 128  # rounds between tries of drafting where it does not pay
-_MEASURED = 0  # in the place of the number of rows: costs as they were measured
-_KEPT = 0.95  # of a sum when a round is added: some 20 rounds count
-_PROMISES = (0.001, 0.5, 1.5)  # tokens expected of lookup: none, few, about one, more are four situations
 
 
 class Policy(Protocol):
@@ -84,101 +76,6 @@ class FixedPolicy:
         pass
 
 
-@dataclass
-class Ratio:
-    """A sum over another sum, such as tokens per step, in which what was seen long ago counts less."""
-
-    above: float
-    below: float
-
-    @property
-    def value(self) -> float:
-        return self.above / self.below if self.below else 0.0
-
-    def saw(self, above: float, below: float = 1.0) -> None:
-        self.above = _KEPT * self.above + above
-        self.below = _KEPT * self.below + below
-
-
-@dataclass
-class Trust:
-    """How drafted probabilities compare with what was accepted, by depth (the last entry: that deep or deeper)."""
-
-    claimed: list[float] = field(default_factory=lambda: [4.0] * 4)
-    right: list[float] = field(default_factory=lambda: [4.0] * 4)
-
-    def factor(self, depth: int) -> float:
-        i = min(depth, len(self.claimed)) - 1
-        return self.right[i] / self.claimed[i]
-
-    def saw(self, depth: int, claimed: float, right: float) -> None:
-        i = min(depth, len(self.claimed)) - 1
-        self.claimed[i] = 0.98 * self.claimed[i] + claimed
-        self.right[i] = 0.98 * self.right[i] + right
-
-
-@dataclass
-class Situation:
-    """What drafting did where lookup promised about so much. Starts hopeful, so that it gets tried.
-
-    Attributes:
-        gain: tokens per round that lookup alone would not have brought.
-        cost: plain decoding steps per round that lookup alone would not have taken.
-        onward: how much of what a level promised the next one brought, beyond lookup.
-    """
-
-    gain: Ratio = field(default_factory=lambda: Ratio(2.0, 3.0))
-    cost: Ratio = field(default_factory=lambda: Ratio(0.0, 0.0))
-    onward: Ratio = field(default_factory=lambda: Ratio(2.0, 4.0))
-
-
-@dataclass
-class Experience:
-    """What calls with one source have learnt; handed from call to call. `speed` is in tokens per plain step."""
-
-    speed: Ratio = field(default_factory=lambda: Ratio(3.0, 3.0))
-    situations: list[Situation] = field(default_factory=lambda: [Situation() for _ in range(len(_PROMISES) + 1)])
-    trust: Trust = field(default_factory=Trust)
-
-
-class Memory:
-    """What is known about one source on one target. Shared by threads.
-
-    Several rows at once cost and gain differently from one: every number of rows has figures of its own, which begin
-    with what was measured for one.
-    """
-
-    def __init__(self) -> None:
-        self._costs: dict[tuple[torch.dtype, str, int], Costs] = {}
-        self._experience: dict[int, Experience] = {}
-        self._lock = threading.Lock()
-
-    def costs(self, target: PreTrainedModel, source: DraftSource, rows: int) -> tuple[Costs, float]:
-        """This call's own copy of the costs, and the seconds it took to measure them now (0 when they were known)."""
-        place = (target.dtype, str(target.device))
-        with self._lock:
-            new = (*place, _MEASURED) not in self._costs
-            if new:
-                self._costs[*place, _MEASURED] = measure_costs(target, source)
-            costs = self._costs.get((*place, rows), self._costs[*place, _MEASURED])
-            return replace(costs, passes=dict(costs.passes)), costs.measured_in if new else 0.0
-
-    def remember_costs(self, target: PreTrainedModel, rows: int, costs: Costs) -> None:
-        """What the latest call has seen counts: machines change."""
-        with self._lock:
-            self._costs[target.dtype, str(target.device), rows] = costs
-
-    def experience(self, rows: int = 1) -> Experience:
-        """This call's own copy."""
-        with self._lock:
-            return copy.deepcopy(self._experience.get(rows, Experience()))
-
-    def remember(self, experience: Experience, rows: int = 1) -> None:
-        """The latest call's experience counts: texts change."""
-        with self._lock:
-            self._experience[rows] = experience
-
-
 class AutoPolicy:
     """Goes for tokens per second; the options are upper limits. Time is counted in plain decoding steps.
 
@@ -231,7 +128,7 @@ class AutoPolicy:
     def plan(self, found: list[Draft]) -> DraftPlan:
         self.rows, self.found = len(found), found
         self.round += 1
-        self.seen = [bisect_right(_PROMISES, sum(self._chances(draft))) for draft in found]
+        self.seen = [bisect_right(PROMISES, sum(self._chances(draft))) for draft in found]
         situations = [self.experience.situations[index] for index in self.seen]
         node = (self._pass(9) - 1) / 8
         first = self._drafting(1, self.breadth) + 2 * node  # a guess at the cost, until it was seen

@@ -23,10 +23,11 @@ from websockets.sync.client import ClientConnection
 
 from ..generation.costs import TREE_BREADTH
 from ..generation.draft import Draft
+from ..generation.experience import Experience
+from ..generation.experience import Memory as Learnt
 from ..generation.lookup import RowLookup
 from ..generation.options import DraftOptions
-from ..generation.policy import AutoPolicy, Experience, FixedPolicy
-from ..generation.policy import Memory as Learnt
+from ..generation.policy import AutoPolicy, FixedPolicy
 from ..generation.sources import DraftPlan
 from ..modeling_moa import MoADrafterForCausalLM
 from .client_memory import NoDrafts, OfflineWriter, RemoteMemory

@@ -2,16 +2,19 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 from oracle import OracleSource
 from tiny import VOCAB, prompt, tiny_drafter, tiny_target
 
-from moa_spec.generation import Draft, DraftOptions, DraftPlan, LookupStore, attach_source, record_trace
-from moa_spec.generation.costs import Costs
+from moa_spec.generation import Draft, DraftOptions, DraftPlan, LookupStore, attach, attach_source, record_trace
+from moa_spec.generation.costs import Costs, measure_costs
+from moa_spec.generation.experience import Experience
 from moa_spec.generation.lookup import RowLookup, SuffixIndex
-from moa_spec.generation.policy import AutoPolicy, Experience
+from moa_spec.generation.moa_source import MoASource
+from moa_spec.generation.policy import AutoPolicy
 
 
 def random_tree(r: random.Random, size: int) -> Draft:
@@ -184,7 +187,26 @@ def test_costs_between_and_beyond_what_was_measured() -> None:
     assert c.pass_seconds(5) == pytest.approx(2.1, rel=0.05)
 
 
-def test_auto_policy_measures_once_per_target_and_drafts_with_a_good_source() -> None:
+def test_costs_are_measured_in_order() -> None:
+    target = tiny_target()
+    drafter = tiny_drafter(target)
+    attach(target, drafter)
+    with torch.no_grad():
+        measured = measure_costs(target, MoASource(drafter))
+    sizes = sorted(measured.passes)
+    assert sizes == [1, 2, 3, 5, 9, 17, 33]
+    assert [measured.passes[size] for size in sizes] == sorted(measured.passes.values())  # more never cost less
+    assert min(measured.passes[1], measured.level, measured.tree_level, measured.measured_in) > 0
+
+
+def test_auto_policy_measures_once_per_target_and_drafts_with_a_good_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
+
+    def measure(target: object, source: object) -> Costs:
+        measured.append(target)
+        return replace(costs(0.05), measured_in=0.5)
+
+    monkeypatch.setattr("moa_spec.generation.experience.measure_costs", measure)  # a tiny target's own are noise
     target = tiny_target()
     ids = prompt(10)
     plain = target.generate(ids, max_new_tokens=40, do_sample=False)
@@ -194,7 +216,8 @@ def test_auto_policy_measures_once_per_target_and_drafts_with_a_good_source() ->
         for _ in range(3):
             out = target.generate(ids, max_new_tokens=40, do_sample=False, assistant_model=assistant)
             assert torch.equal(out, plain)
-    assert [g.calibration_seconds > 0 for g in trace.generations] == [True, False, False]
+    assert measured == [target]
+    assert [g.calibration_seconds for g in trace.generations] == [0.5, 0.0, 0.0]
     assert trace.mean_accepted_tokens > 2
     assert max(trace.acceptance_histogram()) <= 40
     assert max(plain[0]) < VOCAB

@@ -19,7 +19,8 @@ from tiny import byte_tokenizer, tiny_drafter, tiny_target
 import moa_spec
 from moa_spec.cli import main
 from moa_spec.generation import Draft, DraftOptions
-from moa_spec.generation.policy import AutoPolicy, Experience
+from moa_spec.generation.experience import Experience
+from moa_spec.generation.policy import AutoPolicy
 from moa_spec.serving.events import Confirmed, Token, Transcript, Withdrawn
 from moa_spec.serving.link import Conditions, Link, Profile
 from moa_spec.serving.pace import LineCosts, RoundTrip
