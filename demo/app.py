@@ -57,7 +57,7 @@ def build_page(models: Models, *, gpu: Callable[[Any], Any] | None = None, resul
     with gr.Blocks(title="moa-spec", analytics_enabled=False) as app:
         style = _STYLE.read_text(encoding="utf-8")  # on the page itself, so that any launch() has it
         gr.HTML(f'<style>{style}</style><div class="moa moa-introduction">{_INTRODUCTION}</div>', padding=False)
-        banner = gr.HTML(label="Models", html_template=views.LIVE_REGION, visible=models.loaded is None)
+        banner = gr.HTML(_about(models), label="Models", html_template=views.LIVE_REGION, padding=False)
         with gr.Tab("Decode"):
             add_decode_tab(models, stops, gpu)
         with gr.Tab("Client and server", visible=gpu is None and _servable(models)) as line_tab:
@@ -82,15 +82,18 @@ def _watch_loading(app: gr.Blocks, models: Models, banner: gr.HTML, line_tab: gr
 
     def look() -> dict[Any, Any]:
         if models.loaded is None:
-            return {banner: f"Loading the models, {models.waited:.0f} s so far …"}
-        return {
-            banner: gr.HTML(visible=False),
-            timer: gr.Timer(active=False),
-            line_tab: gr.Tab(visible=_servable(models)),
-        }
+            return {banner: _about(models)}
+        shown = gr.Tab(visible=_servable(models))
+        return {banner: _about(models), timer: gr.Timer(active=False), line_tab: shown}
 
     for event in (app.load, timer.tick):
         event(look, None, [banner, timer, line_tab], queue=False, show_progress="hidden", api_visibility="private")
+
+
+def _about(models: Models) -> str:
+    if models.loaded is None:
+        return f"Loading the models, {models.waited:.0f} s so far …"
+    return views.models_html(models.loaded)
 
 
 def _servable(models: Models) -> bool:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .comparison import Comparison
     from .decoding import Progress
     from .line import OverTheLine
+    from .models import Loaded
 
 _NOTHING = "-"
 LIVE_REGION = '<div role="status" aria-live="polite" class="moa moa-verdict">${value}</div>'
@@ -30,6 +31,18 @@ LIVE_REGION = '<div role="status" aria-live="polite" class="moa moa-verdict">${v
 def loading(seconds: float) -> str:
     """What somebody reads who is there before the models are."""
     return f"The models are still loading, {seconds:.0f} s so far. It begins by itself when they are there."
+
+
+def models_html(loaded: "Loaded") -> str:
+    """Which models these are. TLI is on or off as the drafter was trained; it cannot be chosen here."""
+    config = loaded.drafter.config
+    count = sum(parameter.numel() for parameter in loaded.drafter.parameters()) / 1e6
+    layers = config.target_layer_inference
+    inference = f"reuses the target's last {layers} layers (TLI)" if layers else "without target layer inference (TLI)"
+    name = html.escape(str(config.target_name or type(loaded.target).__name__))
+    return (
+        f'<p class="moa moa-says">Target: {name}. Drafter: {count:.1f} million parameters of its own, {inference}.</p>'
+    )
 
 
 def empty_texts(tokenizer: "PreTrainedTokenizerBase") -> dict[str, "MarkedText"]:

@@ -1,5 +1,6 @@
 """The demo's endpoints and decoding, on a tiny target: driven with gradio_client, as anybody else would."""
 
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -16,9 +17,10 @@ from moa_spec import attach
 from moa_spec.demo.app import build
 from moa_spec.demo.comparison import compare
 from moa_spec.demo.decoding import encode, warm_up, watch
+from moa_spec.demo.models import Loaded
 from moa_spec.demo.request import BadRequest, Request
 from moa_spec.demo.stops import Stops
-from moa_spec.demo.views import as_data, clock_html, legend_html, round_html, verdict
+from moa_spec.demo.views import as_data, clock_html, legend_html, models_html, round_html, verdict
 
 Models = tuple[Any, Any, Any]
 
@@ -195,6 +197,36 @@ def test_stops_know_their_sessions() -> None:
 
 
 # -- endpoints ---------------------------------------------------------------------------------------------------------
+
+
+def test_starting_reaches_for_no_other_machine(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    look_up, connect = socket.getaddrinfo, socket.socket.connect
+
+    def note(host: Any, *arguments: Any, **options: Any) -> Any:
+        asked.append(str(host))
+        return look_up(host, *arguments, **options)
+
+    def note_address(self: socket.socket, address: Any) -> None:
+        asked.append(str(address[0]))
+        connect(self, address)
+
+    monkeypatch.setattr(socket, "getaddrinfo", note)
+    monkeypatch.setattr(socket.socket, "connect", note_address)
+    app = build(*models)
+    app.launch(prevent_thread_lock=True, quiet=True)
+    time.sleep(1)  # a thread could ask later
+    app.close(verbose=False)
+    assert set(asked) <= {"127.0.0.1", "localhost", "::1"}
+    assert asked  # the page itself
+
+
+def test_the_models_are_named(models: Models) -> None:
+    target, tokenizer, drafter = models
+    about = models_html(Loaded(target, tokenizer, drafter))
+    assert "without target layer inference" in about
+    reusing = tiny_drafter(target, target_layer_inference=1)
+    assert "last 1 layers (TLI)" in models_html(Loaded(target, tokenizer, reusing))
 
 
 def test_decode_endpoint(url: str, models: Models) -> None:
