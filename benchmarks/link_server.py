@@ -9,8 +9,8 @@ import contextlib
 import json
 import multiprocessing
 import os
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -42,6 +42,7 @@ class Far:
         hidden_states: also serve the target's last hidden states, for drafters that read those.
         threads: of the CPU.
         cores: that the process keeps to; empty: any.
+        others: further MoA drafters by name, each served at an address of its own.
         together: judge the drafts of several texts in one pass, as servers do.
     """
 
@@ -51,12 +52,13 @@ class Far:
     hidden_states: bool
     threads: int
     cores: tuple[int, ...] = ()
+    others: Mapping[str, str] = field(default_factory=dict)
     together: bool = True
 
 
 @dataclass(frozen=True)
 class Running:
-    """A far end that runs: its addresses, "moa", and "hidden" where asked for; and its process."""
+    """A far end that runs: its addresses, "moa", those of others, and "hidden" where asked for; and its process."""
 
     urls: dict[str, str]
     pid: int
@@ -104,6 +106,9 @@ def _run(far: Far, parent: Connection) -> None:
         if far.hidden_states:
             hidden: Any = HiddenStates(target)
             urls["hidden"] = stack.enter_context(serve_in_thread(MoAServer(target, hidden, limits)))
+        for name, path in far.others.items():
+            other = MoAServer(target, load_drafter(path, target), limits)
+            urls[name] = stack.enter_context(serve_in_thread(other))
         parent.send(Running(urls, os.getpid()))
         with contextlib.suppress(EOFError):
             parent.recv()  # until the parent is done with us, or gone

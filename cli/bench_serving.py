@@ -39,13 +39,21 @@ def add_link_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=LINK_METHODS,
         metavar="NAME",
-        help="also moa-float32, eagle, eagle-alone, assistant (default: %(default)s)",
+        help=f"also moa-float32, eagle, eagle-alone, assistant (default: {' '.join(LINK_METHODS)})",
     )
     parser.add_argument(
         "--profiles", nargs="+", metavar="NAME", help="of serving/link.py (default: none 5g 4g slow4g bursty tunnel)"
     )
     parser.add_argument(
         "--questions", type=positive, default=1, metavar="N", help="of each Spec-Bench task (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--checkpoint",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("METHOD", "FOLDER"),
+        help="another MoA drafter of this target, as a method of that name (without lookup, as moa-alone); repeatable",
     )
     parser.add_argument("--eagle", metavar="FOLDER", help="an EAGLE drafter, for the methods eagle and eagle-alone")
     parser.add_argument("--assistant", metavar="NAME", help="an independent small model, for the method of that name")
@@ -66,13 +74,22 @@ def run_link(args: argparse.Namespace) -> int:
     ):
         if name in args.methods and needed is None:
             raise ValueError(f"The method {name!r} needs a model: name one with {option}")
+    others = dict(args.checkpoint)
+    for name in others:
+        if name in link.DESCRIPTIONS:
+            raise ValueError(f"There is a method {name!r} already: give the drafter of --checkpoint another name")
     drafter = _drafter(args)
     bench = _Bench(args, drafter, ["spec_bench"])
     cores = _share_cores()
     prompts = bench.prompts(args.questions, args.max_new_tokens)
     options = bench.options() | {
         "profiles": profiles,
-        "methods": {name: link.DESCRIPTIONS[name] for name in args.methods},
+        "methods": {name: link.DESCRIPTIONS[name] for name in args.methods}
+        | {
+            name: f"the MoA drafter {Path(folder).name} at the client, without lookup"
+            for name, folder in others.items()
+        },
+        "checkpoints_sha256": {name: records.checkpoint_digest(folder) for name, folder in others.items()},
         "questions_per_task": args.questions,
         "max_new_tokens": args.max_new_tokens,
         "eagle_sha256": records.checkpoint_digest(args.eagle),
@@ -80,7 +97,7 @@ def run_link(args: argparse.Namespace) -> int:
         "threads_of_each_end": len(cores[0]),
     }
     results = records.ResultFile(args.output, options, args.overwrite)
-    far = link_server.Far(args.target, str(drafter), args.dtype, bool(args.eagle), len(cores[0]), cores[1])
+    far = link_server.Far(args.target, str(drafter), args.dtype, bool(args.eagle), len(cores[0]), cores[1], others)
     with link_server.far_end(far) as running:
         methods = _link_methods(args, bench, running.urls)
         result = link.run(methods, profiles, prompts, results, args.seed, bench.checksums())
@@ -161,7 +178,7 @@ def add_offline_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=OFFLINE_METHODS,
         metavar="NAME",
-        help="also moa-alone, eagle, assistant (default: %(default)s)",
+        help=f"also moa-alone, eagle, assistant (default: {' '.join(OFFLINE_METHODS)})",
     )
     parser.add_argument(
         "--prompts", type=positive, default=100, metavar="N", help="of Spec-Bench and HumanEval (default: %(default)s)"
@@ -252,6 +269,7 @@ def _link_methods(args: argparse.Namespace, bench: "_Bench", urls: dict[str, str
     from ..benchmarks import link
     from ..benchmarks.link_clients import EagleClient, ModelClient
     from ..benchmarks.link_server import STREAM
+    from ..generation import load_drafter
     from ..serving.client import MoAClient
 
     eos = bench.eos
@@ -301,9 +319,14 @@ def _link_methods(args: argparse.Namespace, bench: "_Bench", urls: dict[str, str
         "eagle-alone": drafting(with_eagle, **no_lookup),
         "assistant": drafting(lambda url: ModelClient(url, alone, assistant)),  # type: ignore[arg-type]
     }
-    return [
+    methods = [
         link.Method(name, urls["hidden" if name in link.WITH_EAGLE else "moa"], writers[name]) for name in args.methods
     ]
+    for name, folder in args.checkpoint:
+        other = load_drafter(folder, bench.target).standalone_copy()
+        writer = drafting(lambda url, other=other: MoAClient(url, other, bench.tokenizer), **no_lookup)
+        methods.append(link.Method(name, urls[name], writer))
+    return methods
 
 
 class _Bench:

@@ -31,6 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target.save_pretrained(folder / "target")
     byte_tokenizer().save_pretrained(folder / "target")
     tiny_drafter(target, eos_token_id=None).save_pretrained(folder / "drafter")
+    tiny_drafter(target, target_layer_inference=1, eos_token_id=None).save_pretrained(folder / "tli1")
     EagleDrafter(EagleConfig.for_target(target.config)).save_pretrained(folder / "eagle")
     (folder / "spec_bench").mkdir()
     (folder / "spec_bench" / "question.jsonl").write_text("\n".join(map(json.dumps, QUESTIONS)))
@@ -48,18 +49,19 @@ def arguments(folder: Path, *more: str) -> list[str]:
 def test_link_measures_every_method_and_goes_on(folder: Path, tmp_path: Path, capsys: Any) -> None:
     output, methods = tmp_path / "link.json", ["stream", "beside", "moa", "moa-alone", "moa-float32", "lookup", "eagle"]
     command = arguments(folder, "link", "--profiles", "5g", "--max-new-tokens", "8")
-    command += ["--eagle", str(folder / "eagle"), "--methods", *methods]
+    command += ["--eagle", str(folder / "eagle"), "--methods", *methods, "--checkpoint", "tli1", str(folder / "tli1")]
     command += ["--output", str(output), "--figures", str(tmp_path)]
     assert main(command) == 0
     result = json.loads(output.read_text())
     assert list(result["link"]) == ["5g"]
     for figures in result["link"].values():
-        assert list(figures) == methods
+        assert list(figures) == [*methods, "tli1"]
         assert {entry["exact"] for entry in figures.values()} == {1.0}
         assert {entry["offline"] for entry in figures.values()} == {0}
         assert figures["stream"]["calls_per_100_tokens"] == 100
         assert figures["moa"]["bytes_down"] > figures["lookup"]["bytes_down"]
         assert figures["moa"]["bytes_down"] > figures["stream"]["bytes_down"]
+        assert figures["tli1"]["bytes_down"] > figures["moa-alone"]["bytes_down"]
     assert {path.name for path in tmp_path.glob("*.png")} == {
         "link-tokens-per-second.png",
         "link-calls-per-100-tokens.png",
@@ -78,6 +80,7 @@ def test_link_measures_every_method_and_goes_on(folder: Path, tmp_path: Path, ca
         (["link", "--profiles", "6g"], "no profile '6g'"),
         (["link", "--methods", "magic"], "no method 'magic'"),
         (["link", "--methods", "eagle"], "--eagle"),
+        (["link", "--checkpoint", "moa", "folder"], "another name"),
         (["offline", "--methods", "assistant"], "--assistant"),
     ],
 )
@@ -163,6 +166,10 @@ def test_offline_runs_and_goes_on(folder: Path, tmp_path: Path, capsys: Any) -> 
     assert "| 10 | untrained |" in capsys.readouterr().out
     assert main(command) == 0
     assert len(list(tmp_path.glob("offline-*.png"))) == 2
+    document = tmp_path / "document.md"
+    document.write_text("<!-- bench offline-ahead offline.json -->\n<!-- /bench -->\n")
+    assert main(["bench", "report", str(output), "--into", str(document)]) == 0
+    assert "| 32 | lookup |" in document.read_text()
 
 
 def test_memory_of_a_reading_is_the_servers() -> None:
