@@ -147,7 +147,7 @@ def measure_costs(target: Any, source: DraftSource) -> Costs:
 
 def _pass(scratch: TargetPass, draft: Draft) -> None:
     logits = scratch.run([1], [draft]).logits
-    logits[0].float().argmax(dim=-1).tolist()  # choosing tokens belongs to a pass, and waits for the device
+    int(logits[0, 0].float().argmax())  # choosing tokens belongs to a pass, and waits for the device
     scratch.commit([[]])
 
 

@@ -1,7 +1,8 @@
 """How much to draft in the next round, and which of the drafted tokens the target shall judge.
 
 `FixedPolicy` does as the options say. `AutoPolicy` goes for tokens per second: it knows what passes and drafts cost
-here (costs), keeps count of what was accepted, and chooses between a plain step, lookup alone, a chain and a tree.
+here (costs) and what was accepted (experience), and chooses between a plain step, lookup alone, and drafts of so many
+levels, in a tree where the target can judge one.
 Whatever it decides, the output is the same; only the speed changes.
 """
 

@@ -107,14 +107,19 @@ def judge(row: Row, draft: Draft, logits: torch.Tensor) -> tuple[list[int], list
         The accepted nodes in order, and the tokens written. A last token that ends the row is not counted as accepted,
         so the accepted nodes are those that must stay in the cache.
     """
-    decided = logits.float().argmax(dim=-1).tolist() if row.takes_argmax else None
+    # a device is waited for once; a processor need not look at nodes that are not reached
+    at_once = row.takes_argmax and logits.device.type != "cpu"
+    decided = logits.float().argmax(dim=-1).tolist() if at_once else []
     children = draft.children()
     path: list[int] = []
     tokens: list[int] = []
     node = -1
     while True:
         here = node + 1
-        token = row.write(logits[here : here + 1]) if decided is None else row.write(None, decided[here])
+        if not row.takes_argmax:
+            token = row.write(logits[here : here + 1])
+        else:
+            token = row.write(None, decided[here] if at_once else int(logits[here].float().argmax()))
         tokens.append(token)
         child = children.get((node, token))
         if row.finished or child is None:
