@@ -163,6 +163,8 @@ class Connection:
         """The session to go on with, or a new one."""
         session = self.sessions.find(hello.session, self.principal)
         if session is not None:
+            if session.connection is not None:
+                session.connection.gone = True  # sends nothing more into what is probably a black hole
             async with session.lock:  # what an earlier connection began is finished first
                 if not session.dropped and session.can_resume(hello):
                     self._take_over(session)
@@ -219,29 +221,7 @@ class Connection:
         )
         held = hello.held
         if not session.ready:
-            try:
-                steps = text.read()
-                started = time.monotonic()
-                read, total = 0, len(hello.tokens)
-                while True:
-                    step = await self._work(lambda: next(steps, None), Working(read, total))
-                    if step is None:
-                        break
-                    read = step
-                    if self.gone:
-                        raise WebSocketDisconnect(1006)
-                    await self._send(Working(read, total))
-                    if read < total and self.codec.token_bytes:
-                        # as much as a slow line carries meanwhile, so that the first token is not held up behind it
-                        afforded = int((time.monotonic() - started) * EARLY_BYTES // self.codec.token_bytes)
-                        held = await self._send_memory(text, held, min(text.record.length, hello.held + afforded))
-                session.ready = True
-                self._count(session, 0)
-                self.metrics.tokens_committed += len(text.tokens) - len(hello.tokens)
-                logger.info("session %d: read in %.2f s", session.number, time.monotonic() - started)
-            finally:
-                if not session.ready:  # half of a text is of no use to anybody
-                    self.sessions.drop(session)
+            held = await self._read(session, hello)
         held = min(held, text.record.length)
         base = len(hello.tokens)
         new = text.tokens[base:]
@@ -250,6 +230,29 @@ class Connection:
             Committed(session.name, session.round, base, new, 0, max(held, text.record.length), text.finished),
             held,
         )
+
+    async def _read(self, session: Session, hello: Hello) -> int:
+        """Reads what has not been read yet; a line that was cut meanwhile goes on where it was. Returns how many tokens
+        the client has memory of then."""
+        text, held, total = session.text, hello.held, len(hello.tokens)
+        steps = session.steps = session.steps or text.read()
+        started = time.monotonic()
+        while True:
+            step = await self._work(lambda: next(steps, None), Working(text.read_tokens, total))
+            if step is None:
+                break
+            if self.gone:
+                raise WebSocketDisconnect(1006)
+            await self._send(Working(step, total))
+            if step < total and self.codec.token_bytes:
+                # as much as a slow line carries meanwhile, so that the first token is not held up behind it
+                afforded = int((time.monotonic() - started) * EARLY_BYTES // self.codec.token_bytes)
+                held = await self._send_memory(text, held, min(text.record.length, hello.held + afforded))
+        session.ready, session.steps = True, None
+        self._count(session, 0)
+        self.metrics.tokens_committed += len(text.tokens) - total
+        logger.info("session %d: read in %.2f s", session.number, time.monotonic() - started)
+        return held
 
     # -- rounds --------------------------------------------------------------------------------------------------------
 
@@ -367,6 +370,10 @@ class Connection:
         except (RuntimeError, OSError, TimeoutError, WebSocketDisconnect) as error:
             self.gone = True
             raise WebSocketDisconnect(1006) from error
+
+    async def send_away(self) -> None:
+        """The server's time is up; the client may come back to another, or later."""
+        await self._refuse(Refused("leaving", "the server is shutting down", self.limits.retry_seconds))
 
     async def _refuse(self, refused: Refused) -> None:
         with contextlib.suppress(WebSocketDisconnect):

@@ -150,6 +150,11 @@ class RemoteText:
         self.passes: TargetPass | None = None  # once it has been read
 
     @property
+    def read_tokens(self) -> int:
+        """How many tokens `read` has read so far."""
+        return 0 if self.passes is None else self.passes.length
+
+    @property
     def finished(self) -> Ending | None:
         if not self.row.finished:
             return None

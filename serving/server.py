@@ -161,6 +161,7 @@ class MoAServer:
         deadline = asyncio.get_running_loop().time() + self.limits.drain_seconds
         while self.connections and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.05)
+        await asyncio.gather(*(connection.send_away() for connection in list(self.connections)))
 
 
 class _DrainingServer(uvicorn.Server):

@@ -6,7 +6,7 @@ Used from the event loop only, so nothing here waits. Knows nothing of connectio
 import asyncio
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,6 +60,7 @@ class Session:
     text: RemoteText
     number: int
     ready: bool = False  # the text has been read
+    steps: Iterator[int] | None = None  # of the reading, once it has begun
     round: int = 0
     reply: Committed | None = None  # to the last round
     reply_held: int = 0  # what the client held before it
@@ -77,7 +78,8 @@ class Session:
         """Whether this text is the one that a client wants to go on with."""
         count = len(hello.tokens)
         same, mine = ((h.prompt, h.max_new_tokens, h.eos, h.sampling, h.memory == "none") for h in (hello, self.hello))
-        return self.ready and same == mine and self.text.tokens[:count] == hello.tokens
+        begun = self.ready or count == len(self.text.tokens)  # a text half read must be the same
+        return begun and same == mine and self.text.tokens[:count] == hello.tokens
 
 
 class Sessions:

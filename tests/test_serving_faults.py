@@ -11,8 +11,10 @@ import torch
 from serving_tools import IDS, World, guess_well, nothing_left
 from tiny import prompt
 
+from moa_spec.generation import Verified
 from moa_spec.serving.client import ClientGeneration
-from moa_spec.serving.events import Finished, Kept, LineState, Token, Transcript, Withdrawn
+from moa_spec.serving.decoding import MemoryRecord
+from moa_spec.serving.events import Finished, Kept, LineState, Progress, Token, Transcript, Withdrawn
 from moa_spec.serving.line import ServerUnavailable
 from moa_spec.serving.link import CUTS, Link
 from moa_spec.serving.server import MoAServer, serve_in_thread
@@ -328,3 +330,52 @@ def test_kept_tokens_stand_through_more_faults(lab: Lab, seed: int, monkeypatch:
     for index, (token, state) in enumerate(zip(transcript.tokens, transcript.states, strict=True)):
         if state == "verified":
             assert token == choices[IDS.shape[1] - 1 + index]
+
+
+def test_a_cut_while_the_prompt_is_read_costs_nothing_that_was_read(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moa_spec.serving.decoding.READ_AT_ONCE", 8)
+    ids = prompt(80)
+    read_at: list[int] = []
+    original = MemoryRecord.observe
+
+    def slowly(record: MemoryRecord, verified: Verified) -> None:
+        time.sleep(0.02)
+        read_at.append(record.length)
+        original(record, verified)
+
+    monkeypatch.setattr(MemoryRecord, "observe", slowly)
+    client = lab.world.client(f"ws://127.0.0.1:{lab.link.port}", cut_after=0.4)
+    transcript, cuts = Transcript(), 0
+    for event in client.generate(ids, max_new_tokens=10, offline=False):
+        transcript.add(event)
+        if isinstance(event, Progress) and event.done >= 24 * (cuts + 1) and cuts < 2:
+            cuts += 1
+            lab.link.cut("rst")
+    assert cuts == 2
+    assert transcript.tokens == lab.world.answer(ids, 10)
+    assert read_at[:10] == list(range(0, 80, 8)), "every part of the prompt was read once"
+    assert lab.server.metrics.sessions_resumed == 2
+    assert nothing_left(lab.server)
+
+
+def test_servers_send_clients_away_when_their_time_is_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that is longer than the drain goes on offline, and the server says why instead of failing."""
+    original = MemoryRecord.observe
+
+    def slowly(record: MemoryRecord, verified: Verified) -> None:
+        time.sleep(0.05)
+        original(record, verified)
+
+    monkeypatch.setattr(MemoryRecord, "observe", slowly)
+    server = MoAServer(world.target, world.drafter, Limits(drain_seconds=0.1, heartbeat_seconds=0.1))
+    stack = contextlib.ExitStack()
+    client = world.client(stack.enter_context(serve_in_thread(server)))
+    states, written = [], 0
+    for event in client.generate(IDS, max_new_tokens=60, patience=0.2):
+        states += [event] if isinstance(event, LineState) else []
+        written += isinstance(event, Token)
+        if written == 5:
+            threading.Thread(target=stack.close).start()
+            written += 1
+    assert "shutting down" in next(state.detail for state in states if state.state == "offline")
+    assert event == Finished("offline", False)
