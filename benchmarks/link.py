@@ -38,7 +38,7 @@ DESCRIPTIONS = {
 }
 WITH_EAGLE = ("eagle", "eagle-alone")
 PROFILES = ["none", "5g", "4g", "slow4g", "bursty", "tunnel"]
-PATIENCE = 120.0  # seconds that a client waits at the end of a text for its line
+PATIENCE = 600.0  # seconds that a client waits at the end of a text for its line
 
 
 @dataclass
