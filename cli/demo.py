@@ -28,14 +28,17 @@ def run(args: argparse.Namespace) -> None:
 
     models = Models()
     app = build_page(models)
-    app.launch(
-        server_name=args.host,
-        server_port=args.port,
-        inbrowser=args.open,
-        quiet=True,
-        prevent_thread_lock=True,
-        run_history=False,
-    )
+    try:
+        app.launch(
+            server_name=args.host,
+            server_port=args.port,
+            inbrowser=args.open,
+            quiet=True,
+            prevent_thread_lock=True,
+            run_history=False,
+        )
+    except OSError:
+        raise RuntimeError(f"Port {args.port or '7860 to 7959'} is taken: choose another with --port") from None
     try:
         print(f"{app.local_url} is there after {time.monotonic() - began:.1f} s; loading the models", flush=True)
         target, drafter, tokenizer = load_models(args)

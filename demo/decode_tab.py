@@ -28,9 +28,9 @@ def add_decode_tab(models: Models, stops: Stops, gpu: Callable[[Any], Any] | Non
     """The tab's contents, inside the current Gradio context, and the endpoints `/decode` and `/stop`."""
 
     def compare(request: Request, session: str) -> Iterator["Comparison"]:
-        from .comparison import compare
-
         loaded = models.get()
+        from .comparison import compare  # not before: two threads would import transformers at once, which it fails at
+
         event = stops.latest(session)
         try:
             yield from compare(loaded.target, loaded.tokenizer, loaded.drafter, request, event)

@@ -32,6 +32,7 @@ def encode(request: Request, target: "PreTrainedModel", tokenizer: "PreTrainedTo
     Raises:
         BadRequest: it does not fit into the target's context together with the answer, or has no tokens.
     """
+    inputs: Any
     if tokenizer.chat_template:
         message = {"role": "user", "content": request.prompt}
         inputs = tokenizer.apply_chat_template(

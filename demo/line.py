@@ -92,7 +92,7 @@ class OverTheLine:
             for tokens in gone.pop(position, []):
                 text.add_withdrawn(tokens)
             kind = "confirmed" if position in self.confirmed else state
-            text.add(token, "verified" if kind == "kept" else kind)  # type: ignore[arg-type]
+            text.add(token, "verified" if kind == "kept" else kind)
         for tokens in (tokens for position in sorted(gone) for tokens in gone[position]):
             text.add_withdrawn(tokens)
         if self.reason is not None:

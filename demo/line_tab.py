@@ -73,11 +73,11 @@ def add_line_tab(models: Models, concurrency_id: str) -> Callable[[str], None]:
     def write(
         prompt: str, profile: "str | Profile", length: int, cut_after: int, reconnect_after: int, session: str
     ) -> Iterator["OverTheLine"]:
-        from ..serving.decoding import unservable
+        loaded = models.get()
+        from ..serving.decoding import unservable  # not before: two threads would import transformers at once
         from .decoding import encode
         from .line import write_over_line
 
-        loaded = models.get()
         if reason := unservable(loaded.target):
             raise BadRequest(f"This target cannot be far away: {reason}.")
         encode(Request(prompt, length), loaded.target, loaded.tokenizer)  # refuses what does not fit, in words
@@ -98,13 +98,9 @@ def add_line_tab(models: Models, concurrency_id: str) -> Callable[[str], None]:
 
     def begin(request: gr.Request) -> dict[Any, Any]:
         ended[request.session_hash or ""] = threading.Event()
-        active = {button: gr.update(interactive=True) for button in (cut_button, restore_button, end_button)}
-        return active | {
-            begin_button: gr.update(interactive=False),
-            status: "Waiting for the model …",
-            picture: views.line_picture(None),
-            **dict.fromkeys((text, plain_text, counters), ""),
-        }
+        changes: dict[Any, Any] = dict.fromkeys((cut_button, restore_button, end_button), gr.update(interactive=True))
+        changes |= {begin_button: gr.update(interactive=False), status: "Waiting for the model …"}
+        return changes | {picture: views.line_picture(None)} | dict.fromkeys((text, plain_text, counters), "")
 
     def run(
         prompt: str,
