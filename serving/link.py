@@ -272,9 +272,9 @@ class Link:
                 if not piece:
                     writer.write_eof() if writer.can_write_eof() else writer.close()
                     return
+                direction.bytes += len(piece)  # before the other end can have answered
                 writer.write(piece)
                 await writer.drain()
-                direction.bytes += len(piece)
             except (OSError, RuntimeError):
                 self._reset(pair)
                 return
