@@ -24,7 +24,7 @@ class DraftOptions:
             round by round, with the options above as upper limits. "fixed" drafts as the options say in every round.
 
     Left out (None), "fixed" has breadth 1, no lookup, and as many nodes as the chain has, or 8 times a tree's breadth;
-    "auto" may use breadth 4, lookup of 16 tokens, and 32 nodes.
+    "auto" may use breadth 4, 32 nodes, and lookup of as many tokens.
     """
 
     num_assistant_tokens: int = 6

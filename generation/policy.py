@@ -89,9 +89,9 @@ class AutoPolicy:
 
     def __init__(self, options: DraftOptions, chains_only: bool, rows: int, costs: Costs, experience: Experience):
         self.costs, self.rows, self.chains_only, self.experience = costs, rows, chains_only, experience
-        self.lookup = 16 if options.prompt_lookup_num_tokens is None else options.prompt_lookup_num_tokens
         self.levels = options.num_assistant_tokens
         self.nodes = options.draft_nodes or 32
+        self.lookup = self.nodes if options.prompt_lookup_num_tokens is None else options.prompt_lookup_num_tokens
         self.confidence = options.assistant_confidence_threshold
         self.breadth = 1 if chains_only else options.draft_breadth or TREE_BREADTH
         self.wait = [_SHORTEST_WAIT] * len(experience.situations)
