@@ -160,8 +160,13 @@ def test_a_resumed_run_ends_with_the_same_weights(answers: Path, tmp_path: Path)
     trainer.training_step = killed
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
-    assert (parts / "drafter" / "run" / "checkpoint-3").is_dir()
+    state = parts / "drafter" / "run" / "checkpoint-3" / "trainer_state.json"
+    history = json.loads(state.read_text())
+    history["log_history"][-1]["hours"] = 5.0
+    state.write_text(json.dumps(history))
     _train(answers, parts, max_steps=7)
+    record = json.loads((parts / "drafter" / "training_record.json").read_text())
+    assert 5.0 < record["hours"] < 5.1  # those before the stop count
     a, b = (load_file(p / "drafter" / "model.safetensors") for p in (whole, parts))
     for name in a:
         torch.testing.assert_close(a[name], b[name], atol=0, rtol=0)

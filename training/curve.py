@@ -28,8 +28,10 @@ def draw_curve(folder: str | Path) -> Path:
     left.set(xlabel="step", ylabel="loss", yscale="log")
     left.legend()
     for depth in (0, 1, 2, 4, 6):
-        values = [entry[f"eval_agreement_{depth}"] for entry in evaluated]
-        right.plot([entry["step"] for entry in evaluated], values, "o-", label=f"depth {depth}")
+        name = f"eval_agreement_{depth}"
+        points = [(entry["step"], entry[name]) for entry in evaluated if name in entry]
+        if points:
+            right.plot(*zip(*points, strict=True), "o-", label=f"depth {depth}")
     right.set(xlabel="step", ylabel="held-out agreement with the target", ylim=(0, None))
     right.legend()
     path = folder / "loss_curve.png"

@@ -178,14 +178,14 @@ def train(
             beside a file is added.
         kind: of drafter; must be the recipe's.
     """
-    started, revision = time.time(), _git_revision()
+    revision = _git_revision()
     trainer = prepare(recipe, data, output, activations, overrides, target, tokenizer, kind)
     run = trainer.args.output_dir
     last = get_last_checkpoint(run) if os.path.isdir(run) else None
     trainer.train(resume_from_checkpoint=last)
     metrics = trainer.evaluate()
     if trainer.is_world_process_zero():
-        record = _run_record(trainer, recipe, data, sources or {}, metrics, time.time() - started, revision)
+        record = _run_record(trainer, recipe, data, sources or {}, metrics, revision)
         if target is None and recipe.target is None:
             record["target_weights"] = default_target_weights()
         save_finished(trainer.drafter, record, output)
@@ -253,7 +253,6 @@ def _run_record(
     data: list[str | Path],
     sources: dict[Path, dict[str, Any]],
     metrics: dict[str, float],
-    seconds: float,
     revision: str | None,
 ) -> dict[str, Any]:
     dataset: ActivationDataset = trainer.train_dataset
@@ -271,7 +270,7 @@ def _run_record(
         "trainable_parameters": sum(p.numel() for p in trainer.drafter.parameters()),
         "steps": trainer.state.global_step,
         "epochs": trainer.state.epoch,
-        "hours_of_last_session": round(seconds / 3600, 3),
+        "hours": trainer.state.log_history[-1]["hours"],
         "final_evaluation": metrics,
         "log": trainer.state.log_history,
         "versions": {

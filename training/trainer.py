@@ -5,6 +5,7 @@ else (devices, precision, accumulation, several processes, resuming, logging) is
 """
 
 import random
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import Sampler
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from ..modeling_moa import MoADrafterForCausalLM
@@ -71,6 +72,13 @@ class MoATrainer(Trainer):
         self.staircase_epochs = staircase_epochs
         super().__init__(model=DrafterWithObjective(drafter, objective, compute), data_collator=collate, **kwargs)
         self.model_accepts_loss_kwargs = False  # ours is a mean: accumulated steps are to be averaged
+        self.started, self.hours_before = time.monotonic(), 0.0
+        self.add_callback(_Clock(self))
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """As the Trainer's, with `hours`: of training so far, those before a stop included."""
+        hours = self.hours_before + (time.monotonic() - self.started) / 3600
+        super().log(logs | {"hours": round(hours, 4)}, start_time)
 
     @property
     def drafter(self) -> MoADrafterForCausalLM:
@@ -136,7 +144,8 @@ class MoATrainer(Trainer):
         expected, product = 1.0, 1.0
         for depth in range(DEPTHS):
             same, count = by_depth[depth]
-            metrics[f"{metric_key_prefix}_agreement_{depth}"] = round(same / max(1, count), 4)
+            if count:  # a depth that the interval never reaches has no agreement
+                metrics[f"{metric_key_prefix}_agreement_{depth}"] = round(same / count, 4)
             if depth < 5:
                 product *= same / max(1, count)
                 expected += product
@@ -162,3 +171,14 @@ class MoATrainer(Trainer):
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Not estimated: the Trainer's formula is for models that embed and unembed every token."""
         return 0
+
+
+class _Clock(TrainerCallback):
+    """Adds the hours of a resumed run to those before it was stopped, which its log holds."""
+
+    def __init__(self, trainer: MoATrainer):
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        self.trainer.started = time.monotonic()
+        self.trainer.hours_before = max((entry.get("hours", 0.0) for entry in state.log_history), default=0.0)
