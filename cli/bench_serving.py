@@ -1,6 +1,7 @@
 """The part of `moa bench` that measures client and server: over an emulated line, offline, under load."""
 
 import argparse
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -98,8 +99,11 @@ def run_link(args: argparse.Namespace) -> int:
     }
     results = records.ResultFile(args.output, options, args.overwrite)
     far = link_server.Far(args.target, str(drafter), args.dtype, bool(args.eagle), len(cores[0]), cores[1], others)
-    with link_server.far_end(far) as running:
-        methods = _link_methods(args, bench, running.urls)
+    done = {entry["key"] for entry in results.questions}
+    with contextlib.ExitStack() as stack:
+        methods: list[Any] = []
+        if any(f"{profile}/{name}" not in done for profile in profiles for name in options["methods"]):
+            methods = _link_methods(args, bench, stack.enter_context(link_server.far_end(far)).urls)
         result = link.run(methods, profiles, prompts, results, args.seed, bench.checksums())
     print(serving_report.report(result))
     _draw(args, result)
