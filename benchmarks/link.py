@@ -49,7 +49,7 @@ class Answer:
         token_ids: the new tokens.
         seconds: from asking to the last token; with a line that was cut, until the last one is the target's.
         first_token_seconds: until the first one.
-        target_calls: rounds, without the reading of the prompt; None where the far end does not say.
+        target_calls: of the target, without the reading of the prompt.
         offline, withdrawn: tokens written while the line was cut, and how many of them were taken back.
         bytes_up, bytes_down: over the line, handshake and prompt included.
         before_up, before_down: of them, until the first token was there and drafts could begin.
@@ -58,7 +58,7 @@ class Answer:
     token_ids: list[int]
     seconds: float
     first_token_seconds: float
-    target_calls: int | None
+    target_calls: int
     offline: int
     withdrawn: int
     bytes_up: int
@@ -109,7 +109,9 @@ def streamed_answer(
     asked = {"tokens": list(prompt), "max_new_tokens": max_new_tokens, "eos": list(eos), "drafting": drafting}
     up, down = link.bytes_up, link.bytes_down
     before = (0, 0)
-    began, first, tokens = time.monotonic(), 0.0, []
+    began, first = time.monotonic(), 0.0
+    tokens: list[int] = []
+    calls = 0
     connection = http.client.HTTPConnection("127.0.0.1", link.port)
     try:
         connection.request("POST", path, json.dumps(asked, separators=(",", ":")))
@@ -117,6 +119,9 @@ def streamed_answer(
         if response.status != 200:
             raise RuntimeError(f"The server answered {response.status}")
         while line := response.readline():
+            if line.startswith(b"calls"):
+                calls = int(line.split()[1])
+                break
             if not tokens:
                 first, before = time.monotonic() - began, (link.bytes_up - up, link.bytes_down - down)
             tokens.append(int(line))
@@ -126,7 +131,7 @@ def streamed_answer(
     finally:
         connection.close()
     up, down = link.bytes_up - up, link.bytes_down - down
-    return Answer(tokens, seconds, first, None if drafting else len(tokens) - 1, 0, 0, up, down, *before)
+    return Answer(tokens, seconds, first, calls, 0, 0, up, down, *before)
 
 
 Writer = Callable[[Link, Sequence[int]], Answer]
@@ -202,7 +207,7 @@ def summarise(blocks: Sequence[Mapping[str, Any]], profiles: Sequence[str]) -> d
             "tokens_per_second": tokens / seconds,
             "decode_tokens_per_second": later / after if after > 0 else None,
             "first_token_seconds": mean(answer["first_token_seconds"] for answer in answers),
-            "calls_per_100_tokens": None if None in calls or not later else 100 * sum(calls) / later,
+            "calls_per_100_tokens": 100 * sum(calls) / later if later else None,
             "bytes_up": sum(answer["bytes_up"] for answer in answers) / tokens,
             "bytes_down": sum(answer["bytes_down"] for answer in answers) / tokens,
             "bytes_up_later": sum(a["bytes_up"] - a["before_up"] for a in answers) / max(later, 1),

@@ -129,12 +129,20 @@ def add_stream(server: MoAServer) -> None:
 async def _tokens(
     server: MoAServer, target: PreTrainedModel, drafter: MoADrafterForCausalLM, asked: dict[str, Any]
 ) -> AsyncIterator[str]:
-    """Token ids, a line each, as they are written; in the server's one worker, as everything of its models."""
-    loop, queue = asyncio.get_running_loop(), asyncio.Queue[int | None]()
+    """Token ids, a line each, as they are written, then `calls N`: the target's, without the reading of the prompt.
+
+    In the server's one worker, as everything of its models.
+    """
+    loop, queue, calls = asyncio.get_running_loop(), asyncio.Queue[int | None](), 0
+
+    def called(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
 
     def write() -> None:
         ids = torch.tensor([asked["tokens"]], device=target.device)
         extra = {"assistant_model": drafter} if asked["drafting"] else {}
+        counting = target.register_forward_hook(called)
         try:
             target.generate(
                 ids,
@@ -146,12 +154,14 @@ async def _tokens(
                 **extra,
             )
         finally:
+            counting.remove()
             loop.call_soon_threadsafe(queue.put_nowait, None)
 
     future = loop.run_in_executor(server.models.worker, write)
     while (token := await queue.get()) is not None:
         yield f"{token}\n"
     await future
+    yield f"calls {calls - 1}\n"
 
 
 class _Streamer(BaseStreamer):
