@@ -40,11 +40,11 @@ def test_the_page_is_there_before_the_models(folders: list[str]) -> None:
         client = Client(address[1], verbose=False)
         job = client.submit("Hello", 12, api_name="/decode")  # waits for the models
         assert process.stdout.readline().startswith("Ready after ")
-        result = job.result(timeout=120)
+        result = job.result(timeout=300)
         assert result["identical"] is True
         assert len(result["token_ids"]) == 12
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         print(process.communicate()[1])
@@ -52,7 +52,7 @@ def test_the_page_is_there_before_the_models(folders: list[str]) -> None:
 
 def test_a_drafter_that_is_not_there_ends_it_in_words(folders: list[str]) -> None:
     process = start(*folders[:2], "--drafter", "nowhere/at all")
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 2
     assert "nowhere/at all" in said
     assert "Traceback" not in said
@@ -62,6 +62,6 @@ def test_a_port_that_is_taken(folders: list[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         process = start(*folders, "--port", str(port))
-        _, said = process.communicate(timeout=120)
+        _, said = process.communicate(timeout=300)
     assert process.returncode == 2
     assert f"Port {port} is taken: choose another with --port" in said

@@ -58,6 +58,9 @@ def test_events_add_up() -> None:
     for event in events:
         seen.add(event)
     assert (seen.line, seen.provisional) == ("offline", 3)
+    assert "dials again" in line_status(seen)
+    assert "no connection" in line_picture(seen)
+    seen.cut = True
     assert "writes on alone" in line_status(seen)
     assert "the line is cut" in line_picture(seen)
     more = [LineState("connected"), Confirmed(1, 1), Withdrawn(2, 2), Token(2, letters[4], "verified")]
