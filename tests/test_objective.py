@@ -44,11 +44,13 @@ def test_masks_show_what_inference_will_have() -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2"])  # Gemma 2 caps its logits
-def test_distillation_loss_and_its_gradient_equal_automatic_differentiation(family: str) -> None:
+@pytest.mark.parametrize("logit_scale", [1.0, 0.25])  # Cohere and Granite scale theirs
+def test_distillation_loss_and_its_gradient_equal_automatic_differentiation(family: str, logit_scale: float) -> None:
     target = tiny_target(family)
     drafter = tiny_drafter(target, draft_vocab_size=40)
     assert (drafter.config.final_logit_softcapping is not None) == (family == "gemma2")
     drafter.lend(target)
+    drafter.config.logit_scale = logit_scale
     torch.manual_seed(0)
     hidden = torch.randn(300, 32, requires_grad=True)
     true, weight = torch.randn(300, 32), torch.rand(300)

@@ -33,18 +33,18 @@ class _DistillationLoss(torch.autograd.Function):
         with_acceptance: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         rows, bias = drafter.lent.head_weight, drafter.lent.head_bias
-        cap = drafter.config.final_logit_softcapping
+        cap, scale = drafter.config.final_logit_softcapping, drafter.config.logit_scale
         cross_entropy, acceptance = hidden.new_zeros((), dtype=torch.float32), hidden.new_zeros((), dtype=torch.float32)
         gradients = [torch.empty_like(hidden), torch.empty_like(hidden) if with_acceptance else None]
 
         def logits_of(states: torch.Tensor) -> torch.Tensor:
-            raw = nn.functional.linear(states.to(rows.dtype), rows, bias).float()
+            raw = scale * nn.functional.linear(states.to(rows.dtype), rows, bias).float()
             return raw if cap is None else cap * torch.tanh(raw / cap)
 
         def through_head(gradient: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
             if cap is not None:
                 gradient = gradient * (1 - (logits / cap).square())
-            return (gradient.to(rows.dtype) @ rows).to(hidden.dtype)
+            return scale * (gradient.to(rows.dtype) @ rows).to(hidden.dtype)
 
         for start in range(0, len(hidden), CHUNK):
             part = slice(start, start + CHUNK)
