@@ -204,12 +204,13 @@ def _watch(lines: Lines, most: int, cut_after: int, reconnect_after: int) -> Ite
         if cut_after and not cut_by_itself and len(seen.transcript.tokens) >= cut_after:
             cut_by_itself = True
             lines.cut()
-        if cut_by_itself and not restored and reconnect_after and isinstance(event, Token) and seen.provisional:
-            at_end = len(seen.transcript.tokens) >= most or event.token in generation.eos
-            if at_end or seen.provisional >= reconnect_after:
-                restored = True
-                lines.restore()
-        if now - shown >= _REFRESH_SECONDS or isinstance(event, (LineState, Withdrawn, Finished)):
+        # after the last provisional token nothing more comes until the line is back: it is shown at once
+        at_end = isinstance(event, Token) and (len(seen.transcript.tokens) >= most or event.token in generation.eos)
+        enough = at_end or (isinstance(event, Token) and seen.provisional >= reconnect_after)
+        if cut_by_itself and not restored and reconnect_after and seen.provisional and enough:
+            restored = True
+            lines.restore()
+        if now - shown >= _REFRESH_SECONDS or at_end or isinstance(event, (LineState, Withdrawn, Finished)):
             shown = now
             yield seen
     while not seen.plain.ended and seen.reason != "stopped":

@@ -13,7 +13,11 @@ from tiny import byte_tokenizer, tiny_drafter, tiny_target
 pytest.importorskip("gradio", reason="gradio is not installed (pip install 'moa-spec[demo]')")
 from gradio_client import Client
 
-PROGRAM = "import sys; sys.argv[0] = 'moa'; from moa_spec.cli import main; sys.exit(main())"
+# a shell that starts something in the background makes it deaf to SIGINT, and so all that it starts
+PROGRAM = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); sys.argv[0] = 'moa'; "
+    "from moa_spec.cli import main; sys.exit(main())"
+)
 
 
 def start(*arguments: str) -> "subprocess.Popen[str]":

@@ -111,15 +111,21 @@ def test_cut_and_reconnected_text_is_exact_again(models: Models) -> None:
 def test_the_plain_client_stops_at_a_cut_and_does_not_come_back(models: Models) -> None:
     target, drafter, tokenizer = models
     hook = target.register_forward_pre_hook(lambda *_: time.sleep(0.02))
-    held: list[Any] = []
-    seen, cut = OverTheLine(), False
+
+    def cut_and_restore(lines: Any) -> None:
+        text = lines.plain_client.text
+        while len(text.token_ids) <= 2:
+            time.sleep(0.01)
+        lines.cut()
+        while text.state != "cut":
+            time.sleep(0.01)
+        lines.restore()
+
+    def began(lines: Any) -> None:
+        threading.Thread(target=cut_and_restore, args=[lines], daemon=True).start()
+
     try:
-        for seen in write_over_line(target, drafter, tokenizer, "Hello", "none", 60, began=held.append):
-            if not cut and len(seen.plain.token_ids) > 2:
-                held[0].cut()
-                cut = True
-            if seen.plain.state == "cut" and seen.provisional > 4:
-                held[0].restore()
+        *_, seen = write_over_line(target, drafter, tokenizer, "Hello", "none", 60, began=began)
     finally:
         hook.remove()
     assert (seen.reason, seen.exact) == ("length", True)
