@@ -363,7 +363,7 @@ def test_servers_send_clients_away_when_their_time_is_up(world: World, monkeypat
     original = MemoryRecord.observe
 
     def slowly(record: MemoryRecord, verified: Verified) -> None:
-        time.sleep(0.05)
+        time.sleep(0.1)
         original(record, verified)
 
     monkeypatch.setattr(MemoryRecord, "observe", slowly)
@@ -371,7 +371,7 @@ def test_servers_send_clients_away_when_their_time_is_up(world: World, monkeypat
     stack = contextlib.ExitStack()
     client = world.client(stack.enter_context(serve_in_thread(server)))
     states, written = [], 0
-    for event in client.generate(IDS, max_new_tokens=60, patience=0.2):
+    for event in client.generate(IDS, max_new_tokens=200, patience=0.2):
         states += [event] if isinstance(event, LineState) else []
         written += isinstance(event, Token)
         if written == 5:

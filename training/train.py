@@ -20,7 +20,6 @@ import torch
 import transformers
 from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
 
 from ..modeling_moa import MoADrafterForCausalLM, weight_fingerprint
 from ..targets import default_target_weights, load_target
@@ -181,8 +180,8 @@ def train(
     revision = _git_revision()
     trainer = prepare(recipe, data, output, activations, overrides, target, tokenizer, kind)
     run = trainer.args.output_dir
-    last = get_last_checkpoint(run) if os.path.isdir(run) else None
-    trainer.train(resume_from_checkpoint=last)
+    last = last_checkpoint(Path(run))
+    trainer.train(resume_from_checkpoint=None if last is None else str(last))
     metrics = trainer.evaluate()
     if trainer.is_world_process_zero():
         record = _run_record(trainer, recipe, data, sources or {}, metrics, revision)
@@ -190,6 +189,17 @@ def train(
             record["target_weights"] = default_target_weights()
         save_finished(trainer.drafter, record, output)
     return metrics
+
+
+def last_checkpoint(run: Path) -> Path | None:
+    """The newest checkpoint that is whole. `trainer_state.json` is written last, so one that was being written when the
+    run was killed lacks it, or has half of it."""
+    found = {int(path.name.removeprefix("checkpoint-")): path for path in run.glob("checkpoint-*")}
+    for _, path in sorted(found.items(), reverse=True):
+        with contextlib.suppress(OSError, json.JSONDecodeError):
+            json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
+            return path
+    return None
 
 
 def profile(
