@@ -278,7 +278,7 @@ def _training_rows(training: dict[str, Any]) -> dict[str, Any]:
         "rows": _count(training.get("training_rows")),
         "answer tokens": _count(training.get("training_answer_tokens")),
         "steps": _count(training.get("steps")),
-        "epochs": training.get("epochs"),
+        "epochs": None if training.get("epochs") is None else f"{training['epochs']:.3g}",
         "hours": training.get("hours", training.get("hours_of_last_session")),
         "machine": training.get("machine"),
         "command": f"`moa {training['command']}`" if training.get("command") else None,
