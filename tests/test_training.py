@@ -103,6 +103,25 @@ def test_a_cache_of_other_rows_is_not_continued(answers: Path, tmp_path: Path) -
         cache.build(target, tokenizer, rows, 8)
 
 
+def test_one_cache_serves_every_tli_up_to_its_own(answers: Path, tmp_path: Path) -> None:
+    target, tokenizer, rows = tiny_chat_target(), tiny_tokenizer(), load_rows([answers])
+
+    def drafter(tail: int) -> moa_spec.MoADrafterForCausalLM:
+        return new_drafter(Recipe(drafter=DRAFTER | {"target_layer_inference": tail}), target, rows)
+
+    ActivationCache(tmp_path / "a", drafter(2).config).build(target, tokenizer, rows, 64)
+    for tail in (1, 2):
+        ActivationCache(tmp_path / "a", drafter(tail).config).build(target, tokenizer, rows, 64)  # nothing to add
+        item = ActivationDataset(tmp_path / "a", drafter(tail))[3]
+        with torch.no_grad():
+            states = target.model(item["input_ids"][None], output_hidden_states=True).hidden_states
+        torch.testing.assert_close(item["layer_input"].float(), states[-1 - tail][0], atol=0.05, rtol=0.02)
+    assert "layer_input" not in ActivationDataset(tmp_path / "a", drafter(0))[3]
+    ActivationCache(tmp_path / "b", drafter(1).config).build(target, tokenizer, rows, 64)
+    with pytest.raises(ValueError, match="another target_layer_inference"):
+        ActivationCache(tmp_path / "b", drafter(2).config).build(target, tokenizer, rows, 64)
+
+
 def test_a_sliding_window_does_not_misalign_what_is_cached(answers: Path, tmp_path: Path) -> None:
     target, tokenizer = tiny_chat_target(family="mistral_sliding"), tiny_tokenizer()
     config = moa_spec.MoADrafterConfig.for_target(target.config, layer_self_attention_layers=[1])

@@ -3,7 +3,8 @@
 Knows: which activations a drafter reads and imitates, and how they lie in memory-mapped shards. Does not know losses
 or masks.
 
-A folder may hold more than a drafter reads (more layers), so that several drafters can be trained from the same one.
+A folder may hold more than a drafter reads (more layers, the input of each of the last N layers), so that several
+drafters can be trained from the same one.
 
 A training step then never runs the target: it reads what Layer Self-Attention reads (keys and values of a few layers)
 and what the drafter imitates (the last hidden state; with TLI the input of the reused layers as well), in bf16.
@@ -77,7 +78,7 @@ class ActivationCache:
         found = json.loads(meta.read_text()) if meta.exists() else None
         if found is not None:  # what lies there is continued as it is, when it holds all that is read
             self.layers = found["layers"] if set(self.layers) <= set(found["layers"]) else self.layers
-            self.tail = self.tail or found["target_layer_inference"]
+            self.tail = max(self.tail, found["target_layer_inference"])
         description = self._description(target)
         if found is not None:
             different = [k for k in description if found.get(k) != description[k]]
@@ -140,7 +141,8 @@ class ActivationCache:
         width = max(map(len, batch))
         ids = torch.tensor([row + [0] * (width - len(row)) for row in batch], device=target.device)
         tail = self.tail
-        wanted = [self.config.target_num_hidden_layers - tail] if tail else []
+        layers = self.config.target_num_hidden_layers
+        wanted = list(range(layers - tail, layers))  # hidden_states[i] is the input of layer i
         # Padding is on the right, so plain causal attention needs no mask, which is the fast path of sdpa.
         # A cache that forgets what slid out of a window would misalign keys and tokens: it is told to keep everything.
         cache = DynamicCache(config=target.config)
@@ -152,7 +154,7 @@ class ActivationCache:
         states = torch.cat([torch.cat([k, v], -1).transpose(1, 2).flatten(2) for k, v in pairs], -1)
         kept = {"layer_states": states, "last_hidden": output.last_hidden_state}
         if tail:
-            kept["layer_input"] = output.hidden_states[wanted[0]]
+            kept["layer_inputs"] = torch.cat([output.hidden_states[i] for i in wanted], -1)
         return [
             {name: tensor[i, : len(row)].to(torch.bfloat16).cpu() for name, tensor in kept.items()}
             for i, row in enumerate(batch)
@@ -197,11 +199,13 @@ class ActivationDataset(Dataset):
         paths = shard_paths(folder)
         if not paths:
             raise FileNotFoundError(f"{folder} holds no activations: build the cache first")
-        config, kept = drafter.config, json.loads((Path(folder) / "meta.json").read_text())["layers"]
+        config, meta = drafter.config, json.loads((Path(folder) / "meta.json").read_text())
+        kept, self.width = meta["layers"], config.hidden_size
+        self.layer_input = meta["target_layer_inference"] - config.target_layer_inference  # which of the inputs
         self.joins_hidden = config.memory_hidden_state != "none"
         self.wanted = ["input_ids", "last_hidden"]
         self.wanted += ["layer_states"] if config.lsa_layers else []
-        self.wanted += ["layer_input"] if config.target_layer_inference else []
+        self.wanted += ["layer_inputs"] if config.target_layer_inference else []
         self.columns = None  # of the layer states; None: all that lie there
         if config.lsa_layers != kept:
             starts = torch.tensor([kept.index(layer) * config.layer_width for layer in config.lsa_layers])
@@ -234,6 +238,9 @@ class ActivationDataset(Dataset):
         item["input_ids"] = item["input_ids"].long()
         if self.columns is not None and "layer_states" in item:
             item["layer_states"] = item["layer_states"][:, self.columns]
+        if "layer_inputs" in item:
+            start = self.layer_input * self.width
+            item["layer_input"] = item.pop("layer_inputs")[:, start : start + self.width]
         if self.joins_hidden:
             item["layer_states"] = torch.cat([item["layer_states"], item["last_hidden"]], dim=-1)
         return item | {"row": row, "prompt_length": int(self.prompts[shard][local]), "kind": self.kinds[index]}
