@@ -42,6 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="of prompts that do not say it themselves, how many are answered greedily (default: %(default)s)",
     )
+    own = parser.add_argument_group("the target's own prompts")
+    own.add_argument(
+        "--passages", type=Path, nargs="+", default=[], metavar="FILE",
+        help="plain text to summarise, question and rewrite, instead of the target's own articles",
+    )  # fmt: skip
+    own.add_argument(
+        "--foreign", type=Path, nargs="+", default=[], metavar="FILE",
+        help="plain text to translate, instead of German sentences put together here",
+    )  # fmt: skip
+    own.add_argument("--kinds", nargs="+", metavar="KIND", help="of prompts, such as summary passage_qa (default: all)")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     parser.add_argument("--push", metavar="NAMESPACE/NAME", help="publish the file as a data set when it is complete")
     parser.add_argument("--license", metavar="ID", help="of the answers, an identifier of the Hub's")
@@ -54,10 +64,13 @@ def run(args: argparse.Namespace) -> None:
     from ..hub.remote import check_repo_id
     from ..targets import load_target
     from ..training.distill import Distiller, conversations, write_record
+    from ..training.passages import read_passages
 
     if args.push:
         check_repo_id(args.push)  # before hours of work
     prompts = None
+    if (args.prompts or args.dataset) and (args.passages or args.foreign or args.kinds):
+        raise ValueError("--passages, --foreign and --kinds shape the target's own prompts: leave --prompts out")
     if args.prompts or args.dataset:
         prompts = conversations(_read_prompts(args), args.seed, args.greedy_share)
     target, tokenizer = load_target(args.target, args.dtype)
@@ -69,8 +82,11 @@ def run(args: argparse.Namespace) -> None:
         max_length=args.max_length,
         max_new_tokens=args.max_new_tokens,
         prompts=prompts,
-        greedy_share=args.greedy_share,
         seed=args.seed,
+        greedy_share=args.greedy_share,
+        passages=read_passages(args.passages),
+        foreign=read_passages(args.foreign),
+        kinds=args.kinds,
     )
     with tqdm(total=args.answer_tokens, initial=distiller.tokens, unit=" tokens", unit_scale=True) as bar:
 
@@ -81,6 +97,8 @@ def run(args: argparse.Namespace) -> None:
         distiller.run(args.answer_tokens, show)
     name = target.config._name_or_path
     prompts_of = str(args.prompts or args.dataset or "the target's own")
+    texts = [path.name for path in (*args.passages, *args.foreign)]
+    prompts_of += f", about {', '.join(texts)}" if texts else ""
     write_record(distiller, name, args.dtype, args.seed, prompts_of, args.license)
     print(f"{args.output}: {distiller.rows} rows, {distiller.tokens} answer tokens")
     if args.push:

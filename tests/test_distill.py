@@ -7,6 +7,7 @@ import torch
 
 from moa_spec.training.batched_decoding import BatchedDecoder, Request, requests_from
 from moa_spec.training.distill import Distiller, conversations, read_rows
+from moa_spec.training.passages import read_passages
 from moa_spec.training.prompts import KIND_WEIGHTS, Conversation, SelfPrompts
 
 from .tiny import prompt, tiny_target
@@ -115,6 +116,32 @@ def test_self_prompts_cover_every_kind_and_reuse_texts() -> None:
     assert [c.kind for c in (again[0].next_conversation() for _ in range(9))] == [
         c.kind for c in (again[1].next_conversation() for _ in range(9))
     ]
+
+
+def test_real_texts_take_the_place_of_the_targets_own(tmp_path) -> None:
+    text = tmp_path / "text.txt"
+    sentences = " ".join(f"The keeper of lighthouse number {i} wrote a letter home." for i in range(30))
+    text.write_text(f"A heading\n\n{sentences}\n\n{sentences[:-1]}!\n\n17\n")
+    passages = read_passages([text], characters=1000)
+    assert len(passages) == 2
+    assert not any("heading" in passage for passage in passages)
+    source = SelfPrompts(0, 0.5, passages, ["Der Hund bellt laut. Die Katze schläft."], ["summary", "translate_in"])
+    seen = [source.next_conversation() for _ in range(60)]
+    assert {c.kind for c in seen} == {"summary", "translate_in"}
+    assert all("lighthouse" in c.messages[0]["content"] for c in seen if c.kind == "summary")
+    assert all(
+        "Hund" in c.messages[0]["content"] or "Katze" in c.messages[0]["content"]
+        for c in seen
+        if c.kind == "translate_in"
+    )
+    with pytest.raises(ValueError, match="no kind poem"):
+        SelfPrompts(kinds=["poem"])
+    (tmp_path / "empty.txt").write_text("17\n\n18\n")
+    with pytest.raises(ValueError, match=r"empty\.txt holds no paragraphs"):
+        read_passages([tmp_path / "empty.txt"])
+    (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="not plain text"):
+        read_passages([tmp_path / "binary.txt"])
 
 
 def test_bad_input_is_named(tmp_path) -> None:

@@ -77,8 +77,8 @@ class Distiller:
         output: JSON-lines file; existing rows are kept, and their prompts are not asked again.
         slots, max_length, max_new_tokens: of the decoder; answers are cut at `max_new_tokens`.
         prompts: conversations to answer. None: the target writes its own (`SelfPrompts`).
-        greedy_share: of its own prompts, how many are answered greedily; the others are sampled.
         seed: of prompts and sampling.
+        **own: of `SelfPrompts`.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class Distiller:
         max_length: int = 768,
         max_new_tokens: int = 256,
         prompts: Iterator[Conversation] | None = None,
-        greedy_share: float = 0.6,
         seed: int = 0,
+        **own: Any,
     ) -> None:
         self.model, self.tokenizer, self.output = model, tokenizer, Path(output)
         self.max_length, self.max_new_tokens = max_length, max_new_tokens
@@ -101,7 +101,7 @@ class Distiller:
         self.ready: deque[Conversation] = deque()
         self.rows = self.tokens = 0
         rows = list(read_rows(self.output)) if self.output.exists() else []
-        self.own = SelfPrompts(seed + len(rows), greedy_share)
+        self.own = SelfPrompts(seed + len(rows), **own)
         for row in rows:
             self._count(row)
             answer = tokenizer.decode(row["response_ids"], skip_special_tokens=True)

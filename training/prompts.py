@@ -10,6 +10,7 @@ favourite subjects, so most turns are continued from an opening of a stated kind
 import random
 import re
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,15 +51,37 @@ class Conversation:
 
 
 class SelfPrompts:
-    """Decides what to ask next. `seed` makes the order reproducible.
+    """Decides what to ask next.
+
+    Args:
+        seed: makes the order reproducible.
+        greedy_share: how many conversations are answered greedily.
+        passages: real texts to summarise, question and rewrite, instead of the target's own articles.
+        foreign: real texts in another language to translate, instead of the German that this project brings.
+        kinds: of conversations to begin, keys of `KIND_WEIGHTS`; all of them when None.
+
+    Raises:
+        ValueError: there is no such kind.
 
     Call `next_conversation` for one whose user turn is to be continued (`writes_user_turn`) or answered; hand finished
     answers to `learn`, so that later conversations can reuse the texts and follow up.
     """
 
-    def __init__(self, seed: int = 0, greedy_share: float = 0.6):
+    def __init__(
+        self,
+        seed: int = 0,
+        greedy_share: float = 0.6,
+        passages: Sequence[str] = (),
+        foreign: Sequence[str] = (),
+        kinds: Sequence[str] | None = None,
+    ):
+        unknown = set(kinds or ()) - set(KIND_WEIGHTS)
+        if unknown:
+            raise ValueError(f"There is no kind {', '.join(sorted(unknown))}: choose from {', '.join(KIND_WEIGHTS)}")
         self.random = random.Random(seed)
         self.greedy_share = greedy_share
+        self.real_passages, self.real_foreign = passages, foreign
+        self.kinds = list(kinds or KIND_WEIGHTS)
         self.articles: deque[str] = deque(maxlen=POOL_SIZE)
         self.foreign: deque[str] = deque(maxlen=POOL_SIZE)
         self.follow_ups: deque[Conversation] = deque()
@@ -66,9 +89,8 @@ class SelfPrompts:
     def next_conversation(self) -> Conversation:
         if self.follow_ups:
             return self.follow_ups.popleft()
-        kinds = list(KIND_WEIGHTS)
-        kind = self.random.choices(kinds, [KIND_WEIGHTS[k] for k in kinds])[0]
-        if kind in ("summary", "passage_qa", "rewrite") and len(self.articles) < 3:
+        kind = self.random.choices(self.kinds, [KIND_WEIGHTS[k] for k in self.kinds])[0]
+        if kind in ("summary", "passage_qa", "rewrite") and not self.real_passages and len(self.articles) < 3:
             kind = "article"
         greedy = self.random.random() < self.greedy_share
         opening, complete = self._opening(kind)
@@ -83,9 +105,11 @@ class SelfPrompts:
         if kind == "summary":
             return pick(SUMMARISE).format(text=self._passages(1, 4, sentences=10, joint=" ")), True
         if kind == "rewrite":
-            return pick(REWRITE).format(text=self._excerpt(pick(self.articles), 1, 4)), True
+            return pick(REWRITE).format(text=self._excerpt(self._article(), 1, 4)), True
         if kind == "translate_in":
-            if self.foreign and self.random.random() < 0.1:
+            if self.real_foreign:
+                text = self._excerpt(pick(self.real_foreign), 1, 3)
+            elif self.foreign and self.random.random() < 0.1:
                 text = self._excerpt(pick(self.foreign), 1, 3)
             else:
                 text = " ".join(german_sentence(self.random) for _ in range(self.random.choice([1, 1, 2, 3])))
@@ -111,7 +135,10 @@ class SelfPrompts:
     def _passages(self, fewest: int, most: int, sentences: int, joint: str) -> str:
         """Excerpts of several articles, one after the other: prompts as long as those of real documents."""
         count = self.random.randint(fewest, most)
-        return joint.join(self._excerpt(self.random.choice(self.articles), 2, sentences) for _ in range(count))
+        return joint.join(self._excerpt(self._article(), 2, sentences) for _ in range(count))
+
+    def _article(self) -> str:
+        return self.random.choice(self.real_passages or self.articles)
 
     def _excerpt(self, text: str, fewest: int, most: int) -> str:
         """Some consecutive sentences of a text."""
