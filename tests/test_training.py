@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import moa_spec
 from moa_spec.training.activations import ActivationCache, ActivationDataset, collate, shard_paths
 from moa_spec.training.distill import Distiller, conversations, read_rows
 from moa_spec.training.initialisation import frequent_tokens
-from moa_spec.training.recipe import Recipe
+from moa_spec.training.recipe import RECIPES, Recipe
 from moa_spec.training.train import last_checkpoint, load_rows, new_drafter, prepare, train
 
 from .training_data import prompts, tiny_chat_target, tiny_tokenizer, write_rows
@@ -200,36 +201,66 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_batch(answers: Pa
     assert not (tmp_path / "d" / "model.safetensors").exists()
 
 
-def test_two_processes_train_like_one_with_the_same_global_batch(answers: Path, tmp_path: Path) -> None:
-    """Under `accelerate launch`, with data-parallel gradients over gloo."""
-    script = Path(__file__).parent / "train_tiny.py"
-    curves = []
-    for processes in (1, 2):
-        folder = tmp_path / str(processes)
-        # what accelerate calls multi_gpu is one process per device of one machine, here processors
-        launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", str(processes)]
-        launch += ["--multi_gpu"] if processes > 1 else ["--cpu"]
-        launch += [
-            "--num_machines",
-            "1",
-            "--mixed_precision",
-            "no",
-            "--dynamo_backend",
-            "no",
-            "--main_process_port",
-            "0",
-        ]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-        command = [*launch, "-m", "tests.train_tiny", str(answers), str(folder), str(4 // processes)]
-        result = subprocess.run(
-            command, cwd=script.parents[1], env=environment, capture_output=True, text=True, timeout=300, check=False
-        )
-        assert result.returncode == 0, result.stderr[-2000:]
-        log = json.loads((folder / "drafter" / "training_record.json").read_text())["log"]
-        curves.append([entry["loss"] for entry in log if "loss" in entry])
-    assert len(curves[0]) == len(curves[1]) == 6
-    for one, two in zip(*curves, strict=True):
-        assert two == pytest.approx(one, rel=1e-3)
+def _launch(arguments: list[str], *launcher: str, **environment: str) -> None:
+    """Runs tests/train_tiny.py, under `accelerate launch` where arguments for it are given."""
+    launch = [sys.executable, "-m", "accelerate.commands.launch", *launcher, "--main_process_port", "0"]
+    command = [*(launch if launcher else [sys.executable]), "-m", "tests.train_tiny", *arguments]
+    result = subprocess.run(
+        command,
+        cwd=Path(__file__).parents[1],
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+
+
+def _losses(drafter: Path) -> list[float]:
+    log = json.loads((drafter / "training_record.json").read_text())["log"]
+    return [entry["loss"] for entry in log if "loss" in entry]
+
+
+@pytest.fixture(scope="module")
+def one_process(answers: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("one")
+    _launch([str(answers), str(folder), "4"])
+    return folder / "drafter"
+
+
+def _launcher(name: str) -> list[str]:
+    return ["--config_file", str(RECIPES / f"accelerate-{name}.yaml"), "--num_processes", "2"]
+
+
+def test_two_processes_train_like_one_with_the_same_global_batch(
+    answers: Path, one_process: Path, tmp_path: Path
+) -> None:
+    """With the shipped DDP configuration, on two processors over gloo."""
+    _launch([str(answers), str(tmp_path), "2"], *_launcher("ddp"), ACCELERATE_USE_CPU="true")
+    assert len(_losses(one_process)) == 6
+    assert _losses(tmp_path / "drafter") == pytest.approx(_losses(one_process), rel=1e-3)
+
+
+def test_two_processes_that_share_the_weights_train_like_one(answers: Path, one_process: Path, tmp_path: Path) -> None:
+    """With the shipped FSDP configuration, on two processors over gloo; and a run that was stopped goes on."""
+    drafter = tmp_path / "drafter"
+    arguments = [str(answers), str(tmp_path), "2"]
+    _launch(arguments, *_launcher("fsdp"))
+    assert _losses(drafter) == pytest.approx(_losses(one_process), rel=1e-3)
+    first = drafter / "run" / "checkpoint-3"
+    assert (first / "pytorch_model_fsdp.bin").exists()  # it was FSDP, and not what accelerate falls back to
+    for folder in (first, drafter):
+        moa_spec.load_drafter(folder, tiny_chat_target())
+    whole = load_file(drafter / "model.safetensors")
+    for name, weight in load_file(one_process / "model.safetensors").items():
+        torch.testing.assert_close(whole[name], weight, atol=2e-3, rtol=1e-2)
+    shutil.rmtree(drafter / "run" / "checkpoint-6")
+    (drafter / "model.safetensors").unlink()
+    _launch(arguments, *_launcher("fsdp"))
+    again = load_file(drafter / "model.safetensors")
+    for name in whole:
+        torch.testing.assert_close(again[name], whole[name], atol=0, rtol=0)
 
 
 def test_a_killed_run_goes_on(answers: Path, tmp_path: Path) -> None:

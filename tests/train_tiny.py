@@ -3,8 +3,12 @@
 Usage: python -m tests.train_tiny ANSWERS FOLDER BATCH_PER_PROCESS [MAX_STEPS]
 """
 
+import os
 import sys
 from pathlib import Path
+
+from accelerate.state import PartialState
+from accelerate.utils import DistributedType
 
 from moa_spec.training.objective import ObjectiveConfig
 from moa_spec.training.recipe import Recipe
@@ -12,7 +16,18 @@ from moa_spec.training.train import train
 
 from .training_data import tiny_chat_target, tiny_tokenizer
 
+
+def shard_on_processors() -> None:
+    """accelerate takes up FSDP for processes with accelerators only, and silently trains with DDP on processors. torch
+    itself shards over gloo: let the processes pass for GPUs whose device is the CPU."""
+    os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+    PartialState._prepare_backend = lambda *args, **kwargs: ("gloo", DistributedType.MULTI_GPU)
+
+
 if __name__ == "__main__":
+    sharded = os.environ.get("ACCELERATE_USE_FSDP") == "true"
+    if sharded:
+        shard_on_processors()
     answers, folder, batch = sys.argv[1:4]
     steps = int(sys.argv[4]) if len(sys.argv) > 4 else 6
     recipe = Recipe(
@@ -29,7 +44,7 @@ if __name__ == "__main__":
             "eval_strategy": "no",
             "save_steps": 3,
             "disable_tqdm": True,
-            "use_cpu": True,
+            "use_cpu": not sharded,
         },
     )
     train(

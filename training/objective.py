@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from transformers.utils import ModelOutput
 
 from ..modeling_moa import MoADrafterForCausalLM
 from ..modeling_moa.modeling_moa import rotary_tables
@@ -43,22 +44,25 @@ class ObjectiveConfig:
 
 
 @dataclass
-class ObjectiveOutput:
+class ObjectiveOutput(ModelOutput):
     """`loss` is a scalar; the parts are detached means over loss-bearing positions, whose weights (depth decay) sum to
     `total_weight`. The positions are described one by one:
     `hidden` (N, E) and `true_hidden` (N, E) enter the head, `depth` (N,) is how deep in its block a position lies,
-    `row` (N,) which row of the batch it belongs to."""
+    `row` (N,) which row of the batch it belongs to.
+
+    None of them is ever None: the default is what a `ModelOutput` asks for, and that is what DDP and FSDP can look
+    through for the loss."""
 
     loss: torch.Tensor
-    feature_loss: torch.Tensor
-    layer_input_loss: torch.Tensor
-    cross_entropy: torch.Tensor
-    acceptance: torch.Tensor
-    total_weight: torch.Tensor
-    hidden: torch.Tensor
-    true_hidden: torch.Tensor
-    depth: torch.Tensor
-    row: torch.Tensor
+    feature_loss: torch.Tensor | None = None
+    layer_input_loss: torch.Tensor | None = None
+    cross_entropy: torch.Tensor | None = None
+    acceptance: torch.Tensor | None = None
+    total_weight: torch.Tensor | None = None
+    hidden: torch.Tensor | None = None
+    true_hidden: torch.Tensor | None = None
+    depth: torch.Tensor | None = None
+    row: torch.Tensor | None = None
 
 
 def draw_synchronised(

@@ -183,11 +183,12 @@ def train(
     last = last_checkpoint(Path(run))
     trainer.train(resume_from_checkpoint=None if last is None else str(last))
     metrics = trainer.evaluate()
+    weights = trainer.drafter_weights()
     if trainer.is_world_process_zero():
         record = _run_record(trainer, recipe, data, sources or {}, metrics, revision)
         if target is None and recipe.target is None:
             record["target_weights"] = default_target_weights()
-        save_finished(trainer.drafter, record, output)
+        save_finished(trainer.drafter, record, output, weights)
     return metrics
 
 
@@ -246,9 +247,17 @@ def profile(
     )
 
 
-def save_finished(drafter: MoADrafterForCausalLM, record: dict[str, Any], output: str | Path) -> None:
-    """The drafter, `training_record.json` (what it was made from, how, and how it went) and its curve."""
-    drafter.eval().save_pretrained(output)
+def save_finished(
+    drafter: MoADrafterForCausalLM,
+    record: dict[str, Any],
+    output: str | Path,
+    weights: dict[str, torch.Tensor] | None = None,
+) -> None:
+    """The drafter, `training_record.json` (what it was made from, how, and how it went) and its curve.
+
+    `weights` are the drafter's, where it holds only a part of them itself.
+    """
+    drafter.eval().save_pretrained(output, state_dict=weights)
     path = Path(output) / RECORD
     temporary = path.with_suffix(".partial")
     temporary.write_text(json.dumps(record, indent=1))

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.utils.data import Sampler
 from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer_pt_utils import LengthGroupedSampler
@@ -156,21 +157,31 @@ class MoATrainer(Trainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
+    def drafter_weights(self) -> dict[str, torch.Tensor]:
+        """The drafter's whole state dict. Where FSDP has spread it over the processes, all of them must call this, and
+        only the first one is given it."""
+        return _of_drafter(self.accelerator.get_state_dict(self.model))
+
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
         """A checkpoint is a drafter that `from_pretrained` loads, beside the Trainer's own state."""
+        if not self.args.should_save:  # the Trainer calls this in every process
+            return
         folder = output_dir or self.args.output_dir
-        own = None
-        if state_dict is not None:
-            own = {k.removeprefix("drafter."): v for k, v in state_dict.items() if k.startswith("drafter.")}
+        own = self.drafter_weights() if state_dict is None else _of_drafter(state_dict)
         self.drafter.save_pretrained(folder, state_dict=own)
         torch.save(self.args, f"{folder}/training_args.bin")
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        self.drafter.load_state_dict(load_file(f"{resume_from_checkpoint}/model.safetensors"))
+        weights = load_file(f"{resume_from_checkpoint}/model.safetensors")
+        set_model_state_dict(self.drafter, weights, options=StateDictOptions(full_state_dict=True))  # FSDP or not
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         """Not estimated: the Trainer's formula is for models that embed and unembed every token."""
         return 0
+
+
+def _of_drafter(state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {k.removeprefix("drafter."): v for k, v in state_dict.items() if k.startswith("drafter.")}
 
 
 class _Clock(TrainerCallback):
