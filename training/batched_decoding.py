@@ -20,8 +20,12 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache
 from transformers.modeling_utils import AttentionInterface
 
 TOP_K = 50  # the default of transformers' sampling; the rest of the distribution is the tail nobody reads
-CHUNKS = 6  # long rows are kept together, so that short ones need not attend over the width of the longest
-LENGTH_STEP = 64  # attention reads the slots up to the longest row, rounded up to this many positions
+CHUNKS = 10  # rows of like length are kept together, so that short ones need not attend over the width of the longest
+LENGTH_STEP = 32  # attention reads the slots up to the longest row, rounded up to this many positions
+SORT_EVERY = 16  # steps between looks at whether sorting the rows by length pays
+SORT_GAIN = 0.9  # it does when it leaves less than this share of the positions to be read
+PREFILL_ROWS = 8  # so many slots must be free, whose prompts are then run together
+PREFILL_TOKENS = 2048  # in one pass at most, padding included; a longer prompt is run alone
 
 
 @dataclass
@@ -110,11 +114,16 @@ class _SlotLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def fill(self, slot: int, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Puts a prefilled row, `[1, kv_heads, T, head_dim]`, into a slot."""
+        """Puts a prefilled row, `[kv_heads, T, head_dim]`, into a slot."""
         if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        self.keys[slot, :, : key_states.shape[2]] = key_states[0]
-        self.values[slot, :, : value_states.shape[2]] = value_states[0]
+            self.lazy_initialization(key_states[None], value_states[None])
+        self.keys[slot, :, : key_states.shape[1]] = key_states
+        self.values[slot, :, : value_states.shape[1]] = value_states
+
+    def reorder(self, order: torch.Tensor, visible: int) -> None:
+        """Puts what is in slot `order[i]` into slot `i`; only the first `visible` positions are in use."""
+        for states in (self.keys, self.values):
+            states[:, :, :visible] = states[order, :, :visible]
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -187,25 +196,40 @@ class BatchedDecoder:
         temperatures = torch.zeros(self.slots, device=device)
         columns = torch.arange(self.max_length, device=device)
         minus_infinity = torch.finfo(torch.float32).min
-        while True:
-            while len(active) < self.slots and (request := next_request()) is not None:
-                is_long = len(request.input_ids) + request.max_new_tokens > self.max_length // 2
-                slot = (max if is_long else min)(set(range(self.slots)) - set(active))
-                answer = Answer(request)
-                first = self._prefill(slot, request)
-                if self._append(answer, first):
-                    yield answer
-                    continue
-                active[slot] = answer
-                tokens[slot, 0] = first
-                positions[slot] = len(request.input_ids)
-                temperatures[slot] = request.temperature
+        for step in itertools.count():
+            while self.slots - len(active) >= min(PREFILL_ROWS, self.slots) or not active:
+                requests = list(
+                    itertools.takewhile(
+                        lambda request: request is not None,
+                        (next_request() for _ in range(self.slots - len(active))),
+                    )
+                )
+                for request, states, token in self._prefill(requests):
+                    answer = Answer(request)
+                    if self._append(answer, token):
+                        yield answer
+                        continue
+                    is_long = len(request.input_ids) + request.max_new_tokens > self.max_length // 2
+                    slot = (max if is_long else min)(set(range(self.slots)) - set(active))
+                    for layer, (keys, values) in zip(self.cache.layers, states, strict=True):
+                        layer.fill(slot, keys, values)
+                    active[slot] = answer
+                    tokens[slot, 0] = token
+                    positions[slot] = len(request.input_ids)
+                    temperatures[slot] = request.temperature
+                if not requests:
+                    break
             if not active:
                 return
-            visible_per_chunk = [
-                min(self.max_length, -(-(int(chunk.max()) + 1) // LENGTH_STEP) * LENGTH_STEP)
-                for chunk in positions.split(-(-self.slots // CHUNKS))
-            ]
+            if step % SORT_EVERY == 0:
+                order = positions.argsort()
+                if sum(self._visible(positions[order])) < SORT_GAIN * sum(self._visible(positions)):
+                    visible = max(self._visible(positions))
+                    for layer in self.cache.layers:
+                        layer.reorder(order, visible)
+                    tokens, positions, temperatures = tokens[order], positions[order], temperatures[order]
+                    active = {new: active[old] for new, old in enumerate(order.tolist()) if old in active}
+            visible_per_chunk = self._visible(positions)
             visible = max(visible_per_chunk)
             self.rows["positions"], self.rows["visible"] = positions, visible
             hidden_beyond = columns[None, :visible] > positions[:, None]
@@ -229,20 +253,48 @@ class BatchedDecoder:
                     yield active.pop(slot)
                     positions[slot] = 0  # an idle slot must not keep the attention window long
 
-    def _prefill(self, slot: int, request: Request) -> int:
-        prompt = torch.tensor([request.input_ids], device=self.model.device)
-        room = self.max_length - prompt.shape[1]
-        if room < 1:
-            raise ValueError(f"a request of {prompt.shape[1]} tokens leaves no room in slots of {self.max_length}")
-        request.max_new_tokens = min(request.max_new_tokens, room)
-        cache = DynamicCache()
-        length = prompt.shape[1]
-        mask = torch.full((length, length), torch.finfo(torch.float32).min, device=self.model.device).triu(1)
-        output = self.model(prompt, attention_mask=mask[None, None], cache=cache, use_cache=True, logits_to_keep=1)
-        for target, source in zip(self.cache.layers, cache.layers, strict=True):
-            target.fill(slot, source.keys, source.values)
-        temperature = torch.tensor([request.temperature], device=self.model.device)
-        return int(self._choose(output.logits[:, -1], temperature))
+    def _visible(self, positions: torch.Tensor) -> list[int]:
+        """How many positions each chunk of rows attends over."""
+        longest = [int(chunk.max()) + 1 for chunk in positions.split(-(-self.slots // CHUNKS))]
+        return [min(self.max_length, -(-length // LENGTH_STEP) * LENGTH_STEP) for length in longest]
+
+    def _prefill(
+        self, requests: list[Request]
+    ) -> Iterator[tuple[Request, list[tuple[torch.Tensor, torch.Tensor]], int]]:
+        """Runs prompts, those of like length together. Yields each request with every layer's keys and values, each
+        `[kv_heads, T, head_dim]`, and its first new token."""
+        for request in requests:
+            room = self.max_length - len(request.input_ids)
+            if room < 1:
+                raise ValueError(
+                    f"a request of {len(request.input_ids)} tokens leaves no room in slots of {self.max_length}"
+                )
+            request.max_new_tokens = min(request.max_new_tokens, room)
+        waiting = sorted(requests, key=lambda request: len(request.input_ids))
+        while waiting:
+            count = 1
+            most = min(PREFILL_ROWS, len(waiting))
+            while count < most and (count + 1) * len(waiting[count].input_ids) <= PREFILL_TOKENS:
+                count += 1
+            group, waiting = waiting[:count], waiting[count:]
+            lengths = [len(request.input_ids) for request in group]
+            width = lengths[-1]
+            # what is to the right of a token cannot change it: the padding needs no mask but the causal one
+            prompts = torch.tensor(
+                [request.input_ids + [0] * (width - n) for request, n in zip(group, lengths, strict=True)],
+                device=self.model.device,
+            )
+            mask = torch.full((width, width), torch.finfo(torch.float32).min, device=prompts.device).triu(1)
+            ends = torch.tensor(lengths, device=prompts.device) - 1
+            cache = DynamicCache()
+            logits = self.model(
+                prompts, attention_mask=mask[None, None], cache=cache, use_cache=True, logits_to_keep=ends
+            ).logits  # (B, B, V): every row's logits at every row's end
+            temperatures = torch.tensor([request.temperature for request in group], device=prompts.device)
+            first = self._choose(logits.diagonal().T, temperatures).tolist()
+            for row, (request, length) in enumerate(zip(group, lengths, strict=True)):
+                states = [(layer.keys[row, :, :length], layer.values[row, :, :length]) for layer in cache.layers]
+                yield request, states, first[row]
 
     def _choose(self, logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
         """Greedy where the temperature is 0, else sampled from the `TOP_K` most probable. `[B, V] -> [B]`."""
