@@ -27,6 +27,25 @@ def test_greedy_answers_equal_plain_generate(slots: int) -> None:
         assert answers[i].token_ids == plain.tolist()
 
 
+def test_rows_stay_themselves_when_they_are_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of every length, many chunks, sorted at every step: short rows read few positions, long ones all."""
+    monkeypatch.setattr("moa_spec.training.batched_decoding.SORT_EVERY", 1)
+    monkeypatch.setattr("moa_spec.training.batched_decoding.SORT_GAIN", 1.0)
+    monkeypatch.setattr("moa_spec.training.batched_decoding.LENGTH_STEP", 4)
+    target = tiny_target()
+    requests = [Request(prompt(2 + i * 7 % 38, seed=i)[0].tolist(), 3 + i * 5 % 16, tag=i) for i in range(60)]
+    decoder = BatchedDecoder(target, 20, 64, eos_token_ids=[])
+    sorted_at = []
+    reorder = decoder.cache.layers[0].reorder
+    monkeypatch.setattr(decoder.cache.layers[0], "reorder", lambda *args: (sorted_at.append(args), reorder(*args)))
+    answers = {a.request.tag: a for a in decoder.run(requests_from(iter(requests)))}
+    assert len(sorted_at) > 5
+    for i, request in enumerate(requests):
+        ids = torch.tensor([request.input_ids])
+        plain = target.generate(ids, max_new_tokens=request.max_new_tokens, do_sample=False)[0, ids.shape[1] :]
+        assert answers[i].token_ids == plain.tolist()
+
+
 def test_rows_end_at_eos_and_free_their_slot() -> None:
     target = tiny_target()
     ids = prompt(4)[0].tolist()
