@@ -105,6 +105,34 @@ def bounded_masks(
     return own[:, None], cross[:, None], last
 
 
+@dataclass
+class Queries:
+    """The positions of a batch's answers, Q in the longest one, what each may read, and the N of them that bear loss.
+
+    `positions` (B, Q); `self_mask`, `cross_mask` and `last` from `bounded_masks`; `row` and `query` (N,) say where in
+    (B, Q) the loss-bearing ones are: real, and not synchronised.
+    """
+
+    positions: torch.Tensor
+    self_mask: torch.Tensor
+    cross_mask: torch.Tensor
+    last: torch.Tensor
+    row: torch.Tensor
+    query: torch.Tensor
+
+
+def answer_queries(batch: dict[str, torch.Tensor], synchronised: torch.Tensor, staircase: bool = False) -> Queries:
+    """Queries are the answers only: a prompt token is always synchronised, so nothing is ever predicted from it.
+    Arguments as for `training_objective`."""
+    lengths, prompts = batch["lengths"], batch["prompt_lengths"]
+    positions = prompts[:, None] + torch.arange(int((lengths - prompts).max()), device=lengths.device)
+    real = positions < lengths[:, None]
+    positions = positions.clamp(max=synchronised.shape[1] - 1)
+    self_mask, cross_mask, last = bounded_masks(synchronised, positions, lengths, staircase)
+    row, query = torch.where(real & ~synchronised.gather(1, positions))
+    return Queries(positions, self_mask, cross_mask, last, row, query)
+
+
 def training_objective(
     drafter: MoADrafterForCausalLM,
     batch: dict[str, torch.Tensor],
@@ -121,40 +149,33 @@ def training_objective(
         synchronised: (B, T), from `draw_synchronised`.
         staircase: see `bounded_masks`.
     """
-    ids, lengths, prompts = batch["input_ids"], batch["lengths"], batch["prompt_lengths"]
-    device = ids.device
-    rows, width = ids.shape
-    # Queries are the answers only: a prompt token is always synchronised, so nothing is ever predicted from it.
-    queries = int((lengths - prompts).max())
-    query_positions = prompts[:, None] + torch.arange(queries, device=device)
-    real = query_positions < lengths[:, None]
-    query_positions = query_positions.clamp(max=width - 1)
-    self_mask, cross_mask, last = bounded_masks(synchronised, query_positions, lengths, staircase)
+    return objective_at(drafter, batch, config, answer_queries(batch, synchronised, staircase))
 
-    positions = torch.arange(width, device=device)[None].expand(rows, width)
+
+def objective_at(
+    drafter: MoADrafterForCausalLM, batch: dict[str, torch.Tensor], config: ObjectiveConfig, queries: Queries
+) -> ObjectiveOutput:
+    """`training_objective` with its queries. The shapes in here depend on shapes alone, not on what tensors hold."""
+    ids, row = batch["input_ids"], queries.row
+    rows, width = ids.shape
+    positions = torch.arange(width, device=ids.device)[None].expand(rows, width)
     memory = drafter.memory(batch["layer_states"])
     context = drafter.encode_memory(ids, memory, positions)
-    tables = rotary_tables(query_positions, drafter.config.head_dim, drafter.config.rope_theta, drafter.compute_dtype)
-    hidden = drafter.lent.embed(ids.gather(1, query_positions)).to(drafter.compute_dtype)
-    hidden = drafter.self_attention(hidden, tables, *context.self_attention, self_mask)
+    tables = rotary_tables(queries.positions, drafter.config.head_dim, drafter.config.rope_theta, drafter.compute_dtype)
+    hidden = drafter.lent.embed(ids.gather(1, queries.positions)).to(drafter.compute_dtype)
+    hidden = drafter.self_attention(hidden, tables, *context.self_attention, queries.self_mask)
     if drafter.config.newest_memory:
-        hidden = drafter.with_newest_memory(hidden, memory.gather(1, last[..., None].expand_as(hidden)))
-    predicted_input = prediction = drafter.cross_attention(hidden, tables, *context.cross_attention, cross_mask)
+        hidden = drafter.with_newest_memory(hidden, memory.gather(1, queries.last[..., None].expand_as(hidden)))
+    prediction = drafter.cross_attention(hidden, tables, *context.cross_attention, queries.cross_mask)
 
-    is_synchronised = synchronised.gather(1, query_positions)
-    loss_bearing = real & ~is_synchronised
-    if drafter.config.target_layer_inference:
-        prediction = _through_target_layers(drafter, batch, predicted_input, query_positions, loss_bearing, positions)
-    prediction = drafter.normed(prediction)
-
-    chosen = prediction[loss_bearing]
-    true_positions = query_positions[loss_bearing]
-    row = torch.arange(rows, device=device)[:, None].expand(rows, queries)[loss_bearing]
+    chosen = prediction[row, queries.query]
+    here = queries.positions[row, queries.query]
     inputs = None
     if drafter.config.target_layer_inference:
-        inputs = (predicted_input[loss_bearing], batch["layer_input"][row, true_positions])
-    depth = true_positions - last[loss_bearing] - 1
-    return scored(drafter, config, chosen, batch["last_hidden"][row, true_positions], depth, row, inputs)
+        inputs = (chosen, batch["layer_input"][row, here])
+        chosen = _through_target_layers(drafter, batch["layer_input"], chosen, row, here)
+    depth = here - queries.last[row, queries.query] - 1
+    return scored(drafter, config, drafter.normed(chosen), batch["last_hidden"][row, here], depth, row, inputs)
 
 
 def scored(
@@ -205,23 +226,12 @@ def agreement(drafter: MoADrafterForCausalLM, output: ObjectiveOutput, chunk: in
 
 
 def _through_target_layers(
-    drafter: MoADrafterForCausalLM,
-    batch: dict[str, torch.Tensor],
-    predicted: torch.Tensor,
-    query_positions: torch.Tensor,
-    predicted_here: torch.Tensor,
-    positions: torch.Tensor,
+    drafter: MoADrafterForCausalLM, true: torch.Tensor, predicted: torch.Tensor, row: torch.Tensor, here: torch.Tensor
 ) -> torch.Tensor:
-    """TLI: the true layer input wherever it is known, predictions elsewhere, through the frozen layers. (B, Q, E)."""
-    true = batch["layer_input"].to(predicted.dtype)
-    mixed = true.gather(1, query_positions[..., None].expand_as(predicted))
-    mixed = torch.where(predicted_here[..., None], predicted, mixed)
-    rows = torch.arange(len(true), device=true.device)[:, None]
-    # Padding queries share the last position with a real one: write the real ones last.
-    whole = true.index_put(
-        (rows.expand_as(query_positions)[predicted_here], query_positions[predicted_here]), mixed[predicted_here]
-    )
-    width = positions.shape[1]
+    """TLI: predictions (N, E) at the positions `here` of `row`, the true layer input (B, T, E) everywhere else, through
+    the frozen layers. Back come the N."""
+    rows, width = true.shape[:2]
+    whole = true.to(predicted.dtype).index_put((row, here), predicted)
+    positions = torch.arange(width, device=true.device)[None].expand(rows, width)
     causal = torch.ones(width, width, dtype=torch.bool, device=true.device).tril()[None, None]
-    through = drafter.run_target_layers(whole, positions, causal, None)
-    return through.gather(1, query_positions[..., None].expand(-1, -1, through.shape[-1]))
+    return drafter.run_target_layers(whole, positions, causal, None)[row, here]

@@ -66,7 +66,7 @@ def eagle_objective(
     row, block = torch.where(sizes > 0)  # M blocks; those that have ended are left out of deeper steps
     features = before[row, starts[row, block]]  # (M, E)
     drafted: list[KeyValue] = []  # of the block's own drafts, (M, kv_heads, head_dim) each
-    chosen, found_rows, found_positions, depths = [], [], [], []
+    predicted = []
     for depth in range(int(sizes.max())):
         at = starts[row, block] + depth
         hidden = drafter.joined(ids[row, at], features)
@@ -77,15 +77,23 @@ def eagle_objective(
         attended = _attend(layer.self_attn, normed, tables, context.self_attention, drafted, visible, row, block)
         hidden = hidden + layer.self_attn.o_proj(attended)
         features = drafter.normed(hidden + layer.mlp(layer.post_attention_layernorm(hidden)))
-        chosen.append(features)
-        found_rows.append(row)
-        found_positions.append(at)
-        depths.append(torch.full_like(row, depth))
+        predicted.append((features, row, at))
         goes_on = depth + 1 < sizes[row, block]
         row, block, features = row[goes_on], block[goes_on], features[goes_on]
         drafted = [(key[goes_on], value[goes_on]) for key, value in drafted]
-    row, position = torch.cat(found_rows), torch.cat(found_positions)
-    return scored(drafter, config, torch.cat(chosen), true[row, position], torch.cat(depths), row)
+    return _scored_by_depth(drafter, config, true, predicted)
+
+
+def _scored_by_depth(
+    drafter: Any,
+    config: ObjectiveConfig,
+    true: torch.Tensor,
+    predicted: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]],
+) -> ObjectiveOutput:
+    """The loss of what was predicted at each depth: hidden states (M, E), and the row and position (M,) of each one."""
+    chosen, row, position = (torch.cat(parts) for parts in zip(*predicted, strict=True))
+    depth = torch.cat([torch.full_like(rows, depth) for depth, (_, rows, _) in enumerate(predicted)])
+    return scored(drafter, config, chosen, true[row, position], depth, row)
 
 
 def _refuse_staircase(staircase: bool) -> None:
@@ -148,12 +156,8 @@ def medusa_objective(
     true = batch["last_hidden"]
     starts, sizes = blocks(synchronised, batch["lengths"])
     newest = true.gather(1, (starts - 1).clamp(min=0)[..., None].expand(-1, -1, true.shape[-1]))
-    chosen, found_rows, found_positions, depths = [], [], [], []
+    predicted = []
     for depth in range(min(int(sizes.max()), drafter.config.num_heads)):
         row, block = torch.where(depth < sizes)
-        chosen.append(drafter.predicted(newest[row, block], depth))
-        found_rows.append(row)
-        found_positions.append(starts[row, block] + depth)
-        depths.append(torch.full_like(row, depth))
-    row, position = torch.cat(found_rows), torch.cat(found_positions)
-    return scored(drafter, config, torch.cat(chosen), true[row, position], torch.cat(depths), row)
+        predicted.append((drafter.predicted(newest[row, block], depth), row, starts[row, block] + depth))
+    return _scored_by_depth(drafter, config, true, predicted)
