@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ..benchmarks import goals, probes, records, report
-    from .bench import Bench, recount_agrees
+    from .bench_comparison import Bench, recount_agrees
 
     args.methods, args.sets, args.assistant, args.temperature = [*goals.METHODS, "moa"], [goals.SUITE], None, 0.0
     amount = probes.Amount(args.prompts, args.max_new_tokens, args.repetitions, tuple(args.contexts))

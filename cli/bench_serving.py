@@ -200,7 +200,7 @@ def add_offline_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_offline(args: argparse.Namespace) -> int:
     from ..benchmarks import offline, records, serving_report
-    from .bench import pin_threads
+    from .bench_comparison import pin_threads
 
     _check_names("method", args.methods, offline.DESCRIPTIONS)
     for name, needed in (("eagle", args.eagle), ("assistant", args.assistant)):
@@ -418,7 +418,7 @@ def _check_names(kind: str, names: list[str], known: Any) -> None:
 
 def _share_cores() -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Gives half of the cores to this process and the other half to the far end; one core serves both."""
-    from .bench import pin_threads
+    from .bench_comparison import pin_threads
 
     if not hasattr(os, "sched_setaffinity"):
         pin_threads(1)

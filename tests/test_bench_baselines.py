@@ -13,7 +13,7 @@ from moa_spec.benchmarks import methods
 from moa_spec.benchmarks.baselines import BaselineDrafter, attach_baseline, load_baseline
 from moa_spec.benchmarks.baselines.kinds import KINDS
 from moa_spec.benchmarks.baselines.objectives import blocks
-from moa_spec.cli import bench as cli_bench
+from moa_spec.cli import bench, bench_comparison
 from moa_spec.generation import DraftPlan
 from moa_spec.modeling_moa import WrongTargetError
 from moa_spec.training.distill import Distiller, conversations
@@ -275,19 +275,21 @@ def test_every_kind_is_a_row_of_the_comparison(tmp_path: Path) -> None:
 
 
 def test_checkpoints_are_found_before_anything_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli_bench, "DEFAULT_DRAFTER", tmp_path / "moa")
+    monkeypatch.setattr(bench_comparison, "DEFAULT_DRAFTER", tmp_path / "moa")
     (tmp_path / "smollm2-135m-instruct-eagle").mkdir()
-    assert cli_bench.checkpoints(["plain", "eagle", "eagle2", "glide"], [["glide", "x"], ["medusa", "unused"]]) == {
+    assert bench_comparison.checkpoints(
+        ["plain", "eagle", "eagle2", "glide"], [["glide", "x"], ["medusa", "unused"]]
+    ) == {
         "eagle": tmp_path / "smollm2-135m-instruct-eagle",
         "glide": "x",
     }
-    assert cli_bench.checkpoints(["plain", "moa"], []) == {}
+    assert bench_comparison.checkpoints(["plain", "moa"], []) == {}
     with pytest.raises(ValueError, match="no such kind of drafter"):
-        cli_bench.checkpoints(["plain"], [["hydra", "x"]])
+        bench_comparison.checkpoints(["plain"], [["hydra", "x"]])
     with pytest.raises(ValueError, match="given twice"):
-        cli_bench.checkpoints(["plain"], [["glide", "x"], ["glide", "y"]])
+        bench_comparison.checkpoints(["plain"], [["glide", "x"], ["glide", "y"]])
     with pytest.raises(ValueError, match="'medusa' needs a drafter"):
-        cli_bench.checkpoints(["plain", "medusa"], [])
+        bench_comparison.checkpoints(["plain", "medusa"], [])
 
 
 def test_the_drafters_revision_reaches_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,9 +316,9 @@ def test_the_drafters_revision_reaches_the_hub(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("moa_spec.benchmarks.datasets.choose", lambda *args: [])
     monkeypatch.setattr("moa_spec.targets.load_target", lambda name, dtype: (tiny_target(), None))
     parser = argparse.ArgumentParser()
-    cli_bench.add_arguments(parser)
+    bench.add_arguments(parser)
     args = parser.parse_args(["run", "--methods", "plain", "moa", "--drafter", "x", "--drafter-revision", "v3"])
     args.sets, args.per_task = ["spec_bench"], 1
     with pytest.raises(Stopped):
-        cli_bench.Bench(args, "float32")
+        bench_comparison.Bench(args, "float32")
     assert "v3" in asked["args"]
