@@ -29,6 +29,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "some_layers": {"layer_self_attention_layers": [0, 2]},
     "hidden_entry": {"memory_hidden_state": "entry"},
     "hidden_added": {"memory_hidden_state": "add"},
+    "without_lsa": {"layer_self_attention_layers": [], "memory_hidden_state": "add"},
     "draft_vocabulary": {"draft_vocab_size": 20},
     "head_norm": {"head_norm": True},
     "newest_memory": {"newest_memory": True},
@@ -86,7 +87,7 @@ def draft(drafter: MoADrafterForCausalLM, target: PreTrainedModel) -> MoADrafter
     [
         ({"target_layer_inference": 30}, "between 0 and 29"),
         ({"target_layer_inference": -1}, "between 0 and 29"),
-        ({"layer_self_attention_layers": []}, "ascending layer numbers"),
+        ({"layer_self_attention_layers": []}, "nothing to be made of"),
         ({"layer_self_attention_layers": [3, 2]}, "ascending layer numbers"),
         ({"layer_self_attention_layers": [0, 30]}, "ascending layer numbers"),
         ({"layer_self_attention_layers": [2, 2]}, "ascending layer numbers"),

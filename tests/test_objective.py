@@ -12,6 +12,7 @@ from moa_spec.training.objective import (
     draw_synchronised,
     training_objective,
 )
+from moa_spec.training.trainer import DrafterWithObjective
 
 from .tiny import prompt, tiny_drafter, tiny_target
 
@@ -83,8 +84,33 @@ def _batch(target, drafter, rows: int = 2, length: int = 30) -> dict[str, torch.
     }
 
 
+def test_without_the_bound_every_position_reads_all_memory_before_it() -> None:
+    """The same predictions as when every block is one position long, but all positions bear loss."""
+    target = tiny_target()
+    drafter = tiny_drafter(target, newest_memory=True, memory_hidden_state="add")
+    drafter.lend(target)
+    batch = _batch(target, drafter, rows=1)
+    synchronised = torch.zeros(1, 30, dtype=torch.bool)
+    synchronised[:, :8] = True
+    unbounded = training_objective(drafter, batch, ObjectiveConfig(bounded=False), synchronised)
+    assert unbounded.depth.tolist() == list(range(22))
+    for position in (8, 15, 29):
+        alone = synchronised.clone()
+        alone[:, :position] = True
+        bounded = training_objective(drafter, batch, ObjectiveConfig(), alone)
+        torch.testing.assert_close(unbounded.hidden[position - 8], bounded.hidden[0], atol=2e-5, rtol=1e-4)
+    whole = training_objective(drafter, batch, ObjectiveConfig(), synchronised)
+    torch.testing.assert_close(unbounded.hidden[0], whole.hidden[0], atol=2e-5, rtol=1e-4)
+    assert (unbounded.hidden[5] - whole.hidden[5]).abs().max() > 1e-3
+    module = DrafterWithObjective(drafter, ObjectiveConfig(bounded=False)).eval()
+    batch |= {"rows": torch.tensor([0])}
+    judged = module(**batch)
+    module.objective = ObjectiveConfig()
+    torch.testing.assert_close(judged.hidden, module(**batch).hidden)
+
+
 @pytest.mark.parametrize("tail", [0, 1])
-@pytest.mark.parametrize("hidden_state", ["none", "entry", "add"])
+@pytest.mark.parametrize("hidden_state", ["none", "entry", "add", "only"])
 @pytest.mark.parametrize("newest", [False, True])
 def test_training_predicts_exactly_what_drafting_predicts(tail: int, hidden_state: str, newest: bool) -> None:
     """The T-step mask promises that a position sees in training what it will see in a draft: compare the two."""
@@ -92,7 +118,8 @@ def test_training_predicts_exactly_what_drafting_predicts(tail: int, hidden_stat
     drafter = tiny_drafter(
         target,
         target_layer_inference=tail,
-        memory_hidden_state=hidden_state,
+        memory_hidden_state="add" if hidden_state == "only" else hidden_state,
+        layer_self_attention_layers=[] if hidden_state == "only" else None,  # without LSA
         head_norm=True,
         newest_memory=newest,
     )

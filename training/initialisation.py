@@ -33,7 +33,9 @@ def initialise_from_target(drafter: MoADrafterForCausalLM, target: PreTrainedMod
     layers = target.get_decoder().layers
     copy_layer(layers[0], drafter.self_attention)
     copy_layer(layers[len(layers) - 1 - drafter.config.target_layer_inference], drafter.cross_attention)
-    for block in (drafter.cross_attention, drafter.layer_self_attention):
+    through_zero = [drafter.cross_attention]
+    through_zero += [drafter.layer_self_attention] if drafter.config.lsa_layers else []
+    for block in through_zero:
         block.self_attn.o_proj.weight.zero_()
         block.mlp.down_proj.weight.zero_()
     if drafter.config.newest_memory:

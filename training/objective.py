@@ -29,6 +29,8 @@ class ObjectiveConfig:
         acceptance_weight: of `1 - sum(min(p, q))`, the rejection rate of speculative sampling (LK loss).
         depth_decay: a position `d` tokens after the first of its block weighs `depth_decay ** d`.
         interval: synchronised positions of an answer lie `k` apart, `k` drawn per row from `range(*interval)`.
+        bounded: a draft reads the memory up to the last synchronised position, as at inference (the T-step bound).
+            Without it every position reads the memory of all tokens before it, as EAGLE is trained.
     """
 
     feature_weight: float = 1.0
@@ -36,6 +38,7 @@ class ObjectiveConfig:
     acceptance_weight: float = 0.0
     depth_decay: float = 1.0
     interval: tuple[int, int] = (6, 15)
+    bounded: bool = True
 
     def __post_init__(self) -> None:
         low, high = self.interval
@@ -109,28 +112,36 @@ def bounded_masks(
 class Queries:
     """The positions of a batch's answers, Q in the longest one, what each may read, and the N of them that bear loss.
 
-    `positions` (B, Q); `self_mask`, `cross_mask` and `last` from `bounded_masks`; `row` and `query` (N,) say where in
-    (B, Q) the loss-bearing ones are: real, and not synchronised.
+    `positions` (B, Q); `self_mask`, `cross_mask` and `last` from `bounded_masks`; `readable` (B, Q) is the last
+    position whose memory each may read; `row` and `query` (N,) say where in (B, Q) the loss-bearing ones are: real, and
+    not synchronised.
     """
 
     positions: torch.Tensor
     self_mask: torch.Tensor
     cross_mask: torch.Tensor
     last: torch.Tensor
+    readable: torch.Tensor
     row: torch.Tensor
     query: torch.Tensor
 
 
-def answer_queries(batch: dict[str, torch.Tensor], synchronised: torch.Tensor, staircase: bool = False) -> Queries:
+def answer_queries(
+    batch: dict[str, torch.Tensor], synchronised: torch.Tensor, staircase: bool = False, bounded: bool = True
+) -> Queries:
     """Queries are the answers only: a prompt token is always synchronised, so nothing is ever predicted from it.
-    Arguments as for `training_objective`."""
+    Arguments as for `training_objective`; `bounded` see `ObjectiveConfig`."""
     lengths, prompts = batch["lengths"], batch["prompt_lengths"]
     positions = prompts[:, None] + torch.arange(int((lengths - prompts).max()), device=lengths.device)
     real = positions < lengths[:, None]
     positions = positions.clamp(max=synchronised.shape[1] - 1)
     self_mask, cross_mask, last = bounded_masks(synchronised, positions, lengths, staircase)
+    readable = last
+    if not bounded:
+        readable = torch.maximum(last, positions - 1)
+        cross_mask = (torch.arange(synchronised.shape[1], device=last.device) <= readable[..., None])[:, None]
     row, query = torch.where(real & ~synchronised.gather(1, positions))
-    return Queries(positions, self_mask, cross_mask, last, row, query)
+    return Queries(positions, self_mask, cross_mask, last, readable, row, query)
 
 
 def training_objective(
@@ -149,7 +160,7 @@ def training_objective(
         synchronised: (B, T), from `draw_synchronised`.
         staircase: see `bounded_masks`.
     """
-    return objective_at(drafter, batch, config, answer_queries(batch, synchronised, staircase))
+    return objective_at(drafter, batch, config, answer_queries(batch, synchronised, staircase, config.bounded))
 
 
 def objective_at(
@@ -165,7 +176,7 @@ def objective_at(
     hidden = drafter.lent.embed(ids.gather(1, queries.positions)).to(drafter.compute_dtype)
     hidden = drafter.self_attention(hidden, tables, *context.self_attention, queries.self_mask)
     if drafter.config.newest_memory:
-        hidden = drafter.with_newest_memory(hidden, memory.gather(1, queries.last[..., None].expand_as(hidden)))
+        hidden = drafter.with_newest_memory(hidden, memory.gather(1, queries.readable[..., None].expand_as(hidden)))
     prediction = drafter.cross_attention(hidden, tables, *context.cross_attention, queries.cross_mask)
 
     chosen = prediction[row, queries.query]

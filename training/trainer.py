@@ -8,6 +8,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -45,7 +46,9 @@ class DrafterWithObjective(nn.Module):
             batch["lengths"], batch["prompt_lengths"], width, self.objective.interval, seeds
         )
         staircase = random.Random(self.step).random() < self.staircase_probability
-        return self.compute(self.drafter, batch, self.objective, synchronised, staircase)
+        # judged by what a draft really sees, however it was trained
+        objective = self.objective if self.training else replace(self.objective, bounded=True)
+        return self.compute(self.drafter, batch, objective, synchronised, staircase)
 
 
 class MoATrainer(Trainer):

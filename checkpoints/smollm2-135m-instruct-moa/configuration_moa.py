@@ -53,7 +53,8 @@ class MoADrafterConfig(PreTrainedConfig):
         target_layer_inference: how many of the target's last layers are reused, frozen; 0 <= N < L.
 
     Not in the published design, off by default:
-        layer_self_attention_layers: the target layers that LSA reads, ascending; None reads all of them.
+        layer_self_attention_layers: the target layers that LSA reads, ascending; None reads all of them. An empty list
+            leaves LSA out: the memory is then the mapped hidden state alone, and `memory_hidden_state` must be "add".
         memory_hidden_state: what becomes of the target's last hidden state (after its final norm). "none": unused, as
             published. "entry": one more LSA entry, mapped to `2 * E_kv`. "add": mapped and added to the memory.
         draft_vocab_size: draft over this many token ids instead of all of them; the ids are a buffer of the model.
@@ -132,14 +133,17 @@ class MoADrafterConfig(PreTrainedConfig):
                 f"not {self.target_layer_inference}"
             )
         chosen = self.layer_self_attention_layers
-        if chosen is not None and (
-            not chosen or sorted(set(chosen)) != list(chosen) or not 0 <= chosen[0] <= chosen[-1] < layers
-        ):
+        if chosen and (sorted(set(chosen)) != list(chosen) or not 0 <= chosen[0] <= chosen[-1] < layers):
             raise ValueError(
                 f"layer_self_attention_layers must be ascending layer numbers below the target's {layers}, not {chosen}"
             )
         if self.memory_hidden_state not in ("none", "entry", "add"):
             raise ValueError(f'memory_hidden_state must be "none", "entry" or "add", not {self.memory_hidden_state!r}')
+        if chosen == [] and self.memory_hidden_state != "add":
+            raise ValueError(
+                "Without layer_self_attention_layers the memory has nothing to be made of but the hidden state: "
+                'memory_hidden_state must be "add"'
+            )
         if self.draft_vocab_size is not None and not 0 < self.draft_vocab_size <= self.vocab_size:
             raise ValueError(
                 f"draft_vocab_size must be from 1 to the vocabulary's {self.vocab_size}, not {self.draft_vocab_size}"

@@ -266,16 +266,17 @@ class MoADrafterForCausalLM(MoAPreTrainedModel, GenerationMixin):
         super().__init__(config)
         width, layer_width = config.hidden_size, config.layer_width
         layer_heads = config.layer_self_attention_num_attention_heads
-        self.layer_self_attention = MoADecoderLayer(
-            config,
-            layer_width,
-            layer_heads,
-            config.layer_self_attention_num_key_value_heads,
-            layer_width // layer_heads,
-            config.layer_self_attention_intermediate_size,
-        )
-        self.layer_self_attention.self_attn.over_layers = True
-        self.Ekv2E = nn.Linear(layer_width, width)
+        if config.lsa_layers:
+            self.layer_self_attention = MoADecoderLayer(
+                config,
+                layer_width,
+                layer_heads,
+                config.layer_self_attention_num_key_value_heads,
+                layer_width // layer_heads,
+                config.layer_self_attention_intermediate_size,
+            )
+            self.layer_self_attention.self_attn.over_layers = True
+            self.Ekv2E = nn.Linear(layer_width, width)
         self.self_attention = MoADecoderLayer(
             config,
             width,
@@ -519,17 +520,18 @@ class MoADrafterForCausalLM(MoAPreTrainedModel, GenerationMixin):
         """
         pairs = zip(keys, values, strict=True)
         # head by head, each key beside its value: the order of the published checkpoints
-        flat = torch.cat([torch.cat([k, v], -1).transpose(1, 2).flatten(2) for k, v in pairs], dim=-1)
-        if flat.shape[-1] != len(self.config.lsa_layers) * self.config.layer_width:
+        parts = [torch.cat([k, v], -1).transpose(1, 2).flatten(2) for k, v in pairs]
+        numbers = sum(part.shape[-1] for part in parts)
+        if numbers != len(self.config.lsa_layers) * self.config.layer_width:
             raise ValueError(
                 f"LSA reads {len(self.config.lsa_layers)} layers of {self.config.layer_width} numbers per token; "
-                f"{len(keys)} layers with {flat.shape[-1]} numbers in all were given"
+                f"{len(keys)} layers with {numbers} numbers in all were given"
             )
-        if self.config.memory_hidden_state == "none":
-            return flat
-        if last_hidden is None:
-            raise ValueError("This drafter's memory includes the target's last hidden state, and none was given")
-        return torch.cat([flat, last_hidden.to(flat.dtype)], dim=-1)
+        if self.config.memory_hidden_state != "none":
+            if last_hidden is None:
+                raise ValueError("This drafter's memory includes the target's last hidden state, and none was given")
+            parts.append(last_hidden.to(parts[0].dtype) if parts else last_hidden)
+        return torch.cat(parts, dim=-1)
 
     def layer_attention(self, layer_states: torch.Tensor) -> torch.Tensor:
         """LSA: attention over the layer axis, one sequence per token. (B, T, L * W [+ E]) -> (B * T, L', W)."""
@@ -550,10 +552,12 @@ class MoADrafterForCausalLM(MoAPreTrainedModel, GenerationMixin):
     def memory(self, layer_states: torch.Tensor) -> torch.Tensor:
         """One vector per verified token, (B, T, E)."""
         layer_states = layer_states.to(self.compute_dtype)
-        memory = self.Ekv2E(self.memory_vectors(layer_states))
+        parts = []
+        if self.config.lsa_layers:
+            parts.append(self.Ekv2E(self.memory_vectors(layer_states)))
         if self.config.memory_hidden_state == "add":
-            memory = memory + self.hidden_state_map(layer_states[..., -self.config.hidden_size :])
-        return memory
+            parts.append(self.hidden_state_map(layer_states[..., -self.config.hidden_size :]))
+        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
     def encode(
         self,
