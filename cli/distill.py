@@ -27,6 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompts", type=Path, metavar="FILE", help="JSON-lines file of prompts")
     parser.add_argument("--dataset", metavar="NAME", help="a data set on the Hub or a folder, with prompt or messages")
     parser.add_argument("--split", default="train", help="of the data set (default: %(default)s)")
+    parser.add_argument(
+        "--turns",
+        choices=["last", "every"],
+        default="last",
+        help="of the user's in a given conversation, which are answered (default: %(default)s)",
+    )
     parser.add_argument("--target", metavar="NAME", help="a folder or a repository (default: SmolLM2-135M-Instruct)")
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"], help="(default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="(default: %(default)s)")
@@ -72,7 +78,7 @@ def run(args: argparse.Namespace) -> None:
     if (args.prompts or args.dataset) and (args.passages or args.foreign or args.kinds):
         raise ValueError("--passages, --foreign and --kinds shape the target's own prompts: leave --prompts out")
     if args.prompts or args.dataset:
-        prompts = conversations(_read_prompts(args), args.seed, args.greedy_share)
+        prompts = conversations(_read_prompts(args), args.seed, args.greedy_share, args.turns == "every")
     target, tokenizer = load_target(args.target, args.dtype)
     distiller = Distiller(
         target.to(args.device),
@@ -106,13 +112,13 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _read_prompts(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A data set is opened at once, so that a wrong name is an error before the target is loaded."""
     if args.prompts and args.dataset:
         raise ValueError("--prompts and --dataset are two sources of prompts: name one of them")
     if args.prompts:
         from ..training.distill import read_rows
 
-        yield from read_rows(args.prompts)
-    else:
-        from datasets import load_dataset
+        return read_rows(args.prompts)
+    from datasets import load_dataset
 
-        yield from load_dataset(args.dataset, split=args.split)
+    return iter(load_dataset(args.dataset, split=args.split))

@@ -2,7 +2,9 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import datasets
 import pytest
 
 from moa_spec.cli import main
@@ -90,6 +92,35 @@ def test_answers_go_to_the_hub_and_come_back(
     assert main(["train", "--recipe", str(recipe), "--dataset", "me/answers", "--output", str(output)]) == 0
     (data,) = json.loads((output / "training_record.json").read_text())["data"]
     assert (data["dataset"], data["commit"], data["license"]) == ("me/answers", "abc", "apache-2.0")
+
+
+def test_conversations_of_a_data_set_are_answered(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder laid out as UltraChat-200k is: splits of its own names, conversations that the assistant ends."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+    def talk(i: int) -> dict[str, Any]:
+        words = [f"w{i}", "w9 w8", f"w{i + 20}", "w7"]
+        messages = [{"content": w, "role": ("user", "assistant")[n % 2]} for n, w in enumerate(words)]
+        return {"prompt": words[0], "prompt_id": str(i), "messages": messages}
+
+    folder = tmp_path / "ultrachat" / "data"
+    folder.mkdir(parents=True)
+    for split, count in (("train_sft", 6), ("test_sft", 2)):
+        talks = datasets.Dataset.from_list([talk(i) for i in range(count)])
+        talks.to_parquet(folder / f"{split}-00000-of-00001.parquet")
+    distill = ["distill", "--target", str(target), "--dataset", str(folder.parent), "--dtype", "float32"]
+    distill += ["--max-length", "64", "--max-new-tokens", "8"]
+    for turns, expected in (("last", 6), ("every", 12)):
+        output = tmp_path / f"{turns}.jsonl"
+        assert main([*distill, "--split", "train_sft", "--turns", turns, "--output", str(output)]) == 0
+        rows = [json.loads(line) for line in output.read_text().splitlines()]
+        assert len(rows) == expected
+        assert all(row["messages"][-1]["role"] == "user" and row["response_ids"] for row in rows)
+        assert sum(len(row["messages"]) == 3 for row in rows) == 6
+    assert main([*distill, "--split", "train", "--output", str(tmp_path / "x.jsonl")]) == 2
+    assert "train_sft" in capsys.readouterr().err  # which splits there are
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,17 @@ def test_bad_input_is_named(tmp_path) -> None:
         list(conversations(iter([{"text": "no prompt"}])))
 
 
+def test_of_whole_conversations_the_last_or_every_user_turn_is_answered() -> None:
+    turns = [("user", "w1"), ("assistant", "w2"), ("user", "w3"), ("assistant", "w4")]
+    messages = [{"role": role, "content": text} for role, text in turns]
+    [last] = conversations(iter([{"messages": messages}]))
+    assert last.messages == messages[:3]
+    every = conversations(iter([{"messages": messages}]), every_turn=True)
+    assert [c.messages for c in every] == [messages[:1], messages[:3]]
+    with pytest.raises(ValueError, match="prompt 1: needs"):
+        list(conversations(iter([{"messages": messages[1:2]}]), every_turn=True))
+
+
 def test_a_sliding_window_shorter_than_a_row_is_refused() -> None:
     target = tiny_target("mistral_sliding")
     with pytest.raises(ValueError, match="at most 12"):

@@ -47,14 +47,18 @@ def read_rows(path: str | Path) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def conversations(rows: Iterator[dict[str, Any]], seed: int = 0, greedy_share: float = 0.6) -> Iterator[Conversation]:
+def conversations(
+    rows: Iterator[dict[str, Any]], seed: int = 0, greedy_share: float = 0.6, every_turn: bool = False
+) -> Iterator[Conversation]:
     """Given prompts as conversations to be answered, greedily or sampled.
 
     Args:
-        rows: each with `messages` (ending with the user's turn) or `prompt`; `kind` and `greedy` are kept where given.
+        rows: each with `messages` or `prompt`; `kind` and `greedy` are kept where given. Where `messages` end with the
+            assistant's turn, as in data sets of whole conversations, that turn is left out and answered anew.
+        every_turn: answer each of the user's turns, not only the last; the turns before it stay as they are given.
 
     Raises:
-        ValueError: a row has neither, or does not end with the user's turn.
+        ValueError: a row has neither, or no user's turn to answer.
     """
     chance = random.Random(seed)
     for number, row in enumerate(rows, 1):
@@ -63,10 +67,12 @@ def conversations(rows: Iterator[dict[str, Any]], seed: int = 0, greedy_share: f
             messages = messages[:-1]  # data sets of whole conversations: the last answer is ours to write
         if not messages or messages[-1]["role"] != "user":
             raise ValueError(f"prompt {number}: needs `prompt`, or `messages` that end with the user's turn")
-        greedy = row.get("greedy")
-        if greedy is None:
-            greedy = chance.random() < greedy_share
-        yield Conversation(row.get("kind", "given"), messages, "", False, greedy)
+        ends = [i for i, message in enumerate(messages, 1) if message["role"] == "user"]
+        for end in ends if every_turn else ends[-1:]:
+            greedy = row.get("greedy")
+            if greedy is None:
+                greedy = chance.random() < greedy_share
+            yield Conversation(row.get("kind", "given"), messages[:end], "", False, greedy)
 
 
 class Distiller:
