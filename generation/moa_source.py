@@ -66,7 +66,7 @@ class MoASession:
         device = self.drafter.device
         layers = [verified.states.layer(i) for i in self.lsa_layers]
         # a layer with a window may have forgotten the oldest tokens (of a single row): the context begins after them
-        count = min(keys.shape[2] for keys, _ in layers)
+        count = min([verified.input_ids.shape[1], *(keys.shape[2] for keys, _ in layers)])
         missing = verified.input_ids.shape[1] - count
         keys = [keys[:, :, keys.shape[2] - count :].to(device) for keys, _ in layers]
         values = [values[:, :, values.shape[2] - count :].to(device) for _, values in layers]

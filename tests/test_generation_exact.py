@@ -89,6 +89,14 @@ def test_oracle_drafts_change_nothing(family: str, seed: int) -> None:
     compare(target, assistant, call, random_draft(r), seed)
 
 
+# what the memory is made of; the last is without LSA
+MEMORIES: list[dict[str, Any]] = [
+    {"layer_self_attention_layers": layers, "memory_hidden_state": hidden_state}
+    for layers in (None, [0, 2])
+    for hidden_state in ("none", "entry", "add")
+] + 3 * [{"layer_self_attention_layers": [], "memory_hidden_state": "add"}]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("seed", range(3))
 def test_untrained_drafter_changes_nothing(family: str, seed: int) -> None:
@@ -98,8 +106,7 @@ def test_untrained_drafter_changes_nothing(family: str, seed: int) -> None:
         target,
         seed,
         target_layer_inference=0 if "sliding" in family or family == "gemma2" else r.choice([0, 1, 2]),
-        layer_self_attention_layers=r.choice([None, [0, 2]]),
-        memory_hidden_state=r.choice(["none", "entry", "add"]),
+        **r.choice(MEMORIES),
         draft_vocab_size=r.choice([None, 30]),
         head_norm=r.random() < 0.5,
         newest_memory=seed % 2 == 1,

@@ -34,6 +34,7 @@ DRAFTERS: list[dict[str, Any]] = [
     {"memory_hidden_state": "add", "draft_vocab_size": 30},
     {"memory_hidden_state": "entry", "head_norm": True, "target_layer_inference": 1},
     {"memory_hidden_state": "add", "newest_memory": True},
+    {"memory_hidden_state": "add", "layer_self_attention_layers": []},
 ]
 
 
