@@ -2,13 +2,15 @@
 
 The target runs over the answers once; its activations are kept on disk and every epoch reads them. A run that was
 stopped, in whatever way, goes on from its last checkpoint when it is started again with the same output. To train on
-several processes or machines: `accelerate launch -m moa_spec.cli train ...`.
+several processes or machines: `accelerate launch -m moa_spec.cli train ...`. With --dry-run it is only worked out what
+the run would need, from the recipe and the target's configuration; the target's weights need not be there.
 """
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .arguments import positive
 
@@ -21,7 +23,7 @@ EXAMPLE = "moa train --data data/answers.jsonl --output runs/drafter"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, nargs="+", default=[], metavar="FILE", help="rows from moa distill")
     parser.add_argument("--dataset", nargs="+", default=[], metavar="NAME", help="answers published on the Hub")
-    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="of the trained drafter")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="of the trained drafter; not for a dry run")
     parser.add_argument(
         "--recipe",
         default="smollm2-135m-instruct",
@@ -41,20 +43,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="override one training argument of the recipe, such as --set learning_rate 0.001",
     )
     parser.add_argument("--profile", action="store_true", help="time 20 steps and print where the time goes, then stop")
+    group = parser.add_argument_group("dry run")
+    group.add_argument(
+        "--dry-run", action="store_true", help="print parameters, cache size, steps and memory; load and write nothing"
+    )
+    group.add_argument("--json", action="store_true", help="as one JSON object")
+    group.add_argument("--rows", type=positive, metavar="N", help="of data that is not there yet")
+    group.add_argument("--tokens", type=positive, metavar="N", help="of the data, prompts and answers, if not counted")
+    group.add_argument(
+        "--processes", type=positive, default=1, metavar="N", help="that train together (default: %(default)s)"
+    )
+    group.add_argument(
+        "--tokens-per-second",
+        type=positive,
+        metavar="X",
+        help="of one process, as moa train --profile prints it with prompts included; gives hours",
+    )
 
 
 def run(args: argparse.Namespace) -> None:
+    if args.dry_run:
+        dry_run(args)
+        return
     from ..hub import fetch_answers
     from ..training.recipe import Recipe
     from ..training.train import profile, train
 
+    if args.output is None:
+        raise ValueError("Name the trained drafter's folder with --output")
     if not args.data and not args.dataset:
         raise ValueError("Nothing to train on: name a file with --data or a data set with --dataset")
     recipe = Recipe.load(args.recipe)
     kind = drafter_kind(recipe.drafter_type)
-    overrides = {name: _value(value) for name, value in args.set}
-    if args.max_steps:
-        overrides["max_steps"] = args.max_steps
+    overrides = _overrides(args)
     fetched = [fetch_answers(name) for name in args.dataset]
     data = [*args.data, *(answers.path for answers in fetched)]
     activations = args.activations or args.output / "activations"
@@ -67,6 +88,40 @@ def run(args: argparse.Namespace) -> None:
     }
     metrics = train(recipe, data, args.output, activations, overrides=overrides, sources=sources, kind=kind)
     print(f"{args.output}: {json.dumps(metrics)}")
+
+
+def dry_run(args: argparse.Namespace) -> None:
+    """Prints what training would need.
+
+    Raises:
+        ValueError: data on the Hub are named, which a dry run does not fetch.
+    """
+    from ..training.estimate import DataSize, estimate, measure
+    from ..training.estimate_text import to_text
+    from ..training.recipe import Recipe
+    from ..training.train import load_rows
+
+    if args.dataset:
+        raise ValueError("A dry run fetches nothing: give --rows and --tokens in place of --dataset")
+    recipe = Recipe.load(args.recipe)
+    data = DataSize(args.rows, args.tokens)
+    if args.data:
+        data = measure(recipe, load_rows(args.data), args.tokens)
+    found = estimate(
+        recipe,
+        drafter_kind(recipe.drafter_type),
+        data,
+        overrides=_overrides(args),
+        processes=args.processes,
+        tokens_per_second=args.tokens_per_second,
+    )
+    print(json.dumps(asdict(found)) if args.json else to_text(found))
+
+
+def _overrides(args: argparse.Namespace) -> dict[str, Any]:
+    """Of the recipe's training arguments."""
+    overrides = {name: _value(value) for name, value in args.set}
+    return overrides | ({"max_steps": args.max_steps} if args.max_steps else {})
 
 
 def drafter_kind(name: str) -> "DrafterKind":

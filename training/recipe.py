@@ -19,13 +19,15 @@ class Recipe:
 
     Attributes:
         target: folder or repository of the target; None is the default target.
+        target_config: the target's configuration, for a dry run where the target itself cannot be had. Training
+            refuses a target that has another one.
         target_dtype: the teacher's dtype.
         max_length: rows are cut to so many tokens, prompt included.
         held_out: one row in so many is kept for evaluation and never trained on.
         drafter_type: "moa", or a baseline of `benchmarks/baselines`: "eagle", "medusa", "glide".
         drafter: fields of the drafter's configuration that differ from its `for_target`.
         start_from: a trained drafter to go on from, with its sizes. `drafter` may differ in the draft vocabulary's
-            size (chosen anew) and in `newest_memory` (added).
+            size (chosen anew), `newest_memory`, `head_norm` and `target_layer_inference`.
         initialise_from_target: without `start_from`: start SA, CA and the head norm from the target's own layers.
         objective: weights and intervals of the loss.
         staircase_epochs: epochs over which the staircase mask fades out.
@@ -34,6 +36,7 @@ class Recipe:
     """
 
     target: str | None = None
+    target_config: dict[str, Any] | None = None
     target_dtype: str = "bfloat16"
     max_length: int = 1024
     held_out: int = 40

@@ -16,10 +16,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import transformers
 from tqdm import tqdm
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+from transformers import AutoConfig, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
 from ..modeling_moa import MoADrafterForCausalLM, weight_fingerprint
 from ..targets import default_target_weights, load_target
@@ -27,7 +28,7 @@ from .activations import ActivationCache, ActivationDataset
 from .batched_decoding import end_token_ids
 from .curve import draw_curve
 from .distill import read_rows
-from .initialisation import frequent_tokens, with_newest_memory
+from .initialisation import CHANGEABLE, frequent_tokens, with_options
 from .kind import MOA, DrafterKind
 from .recipe import Recipe
 from .trainer import MoATrainer
@@ -65,8 +66,9 @@ def new_drafter(
         raise ValueError(f"The recipe is for a drafter of type {recipe.drafter_type}, not {kind.name}")
     if recipe.start_from:
         drafter = kind.model.from_pretrained(recipe.start_from, dtype=torch.float32)
-        if recipe.drafter.get("newest_memory") and not drafter.config.newest_memory:
-            drafter = with_newest_memory(drafter)
+        changed = {name: value for name, value in recipe.drafter.items() if name in CHANGEABLE}
+        if any(getattr(drafter.config, name) != value for name, value in changed.items()):
+            drafter = with_options(drafter, **changed)
         for name, value in recipe.drafter.items():
             if name != "draft_vocab_size" and getattr(drafter.config, name) != value:
                 raise ValueError(f"{recipe.start_from} has {name} {getattr(drafter.config, name)}, the recipe {value}")
@@ -90,6 +92,20 @@ def new_drafter(
         kind.initialise(drafter, target)
     drafter.generation_config = GenerationConfig(**recipe.generation)
     return drafter
+
+
+def _check_target(recipe: Recipe, target: PreTrainedModel) -> None:
+    """
+    Raises:
+        ValueError: the target has another configuration than the recipe says.
+    """
+    if recipe.target_config is None:
+        return
+    expected = AutoConfig.for_model(**recipe.target_config).to_dict()
+    found = target.config.to_dict()
+    for name in recipe.target_config:
+        if found.get(name) != expected[name]:
+            raise ValueError(f"The recipe is for a target with {name} {expected[name]}, not {found.get(name)}")
 
 
 def _draft_vocabulary(size: int, target: PreTrainedModel, rows: list[dict[str, Any]]) -> torch.Tensor:
@@ -116,6 +132,7 @@ def prepare(
     """Everything up to the first step: target, new drafter, activations, Trainer. Arguments as for `train`."""
     if target is None or tokenizer is None:
         target, tokenizer = load_target(recipe.target, recipe.target_dtype)
+    _check_target(recipe, target)
     target.requires_grad_(False)
     rows = load_rows(data)
     defaults = {
@@ -219,7 +236,8 @@ def profile(
     optimizer = trainer.create_optimizer()
     loader = trainer.get_train_dataloader()
     batches = itertools.chain.from_iterable(itertools.repeat(loader))  # a small file is read again and again
-    timed = tokens = rows = 0
+    timed = tokens = bearing = rows = 0
+    before = psutil.Process().memory_info().rss / (1 << 30)
     watched = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         watched.append(torch.profiler.ProfilerActivity.CUDA)
@@ -237,13 +255,15 @@ def profile(
                 optimizer.step()
                 optimizer.zero_grad()
             timed += time.perf_counter() - started
-            tokens += len(output_.depth)
+            tokens += int(batch["lengths"].sum())
+            bearing += len(output_.depth)
             rows += len(batch["lengths"])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
     table = report.key_averages().table(sort_by="self_cpu_time_total", row_limit=20, max_name_column_width=44)
     return (
-        f"{table}\n{tokens / timed:.0f} loss-bearing tokens/s under the profiler over {steps} steps of "
-        f"{rows / steps:.0f} rows, {torch.get_num_threads()} threads, peak memory {peak:.2f} GiB"
+        f"{table}\n{tokens / timed:.0f} tokens/s, prompts included, {bearing / timed:.0f} loss-bearing tokens/s "
+        f"under the profiler over {steps} steps of {rows / steps:.0f} rows, {torch.get_num_threads()} threads, "
+        f"peak memory {peak:.2f} GiB, of which {before:.2f} GiB before the first step"
     )
 
 
