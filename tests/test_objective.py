@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from moa_spec.training.distillation_loss import distillation_loss
-from moa_spec.training.initialisation import with_newest_memory
+from moa_spec.training.initialisation import with_options
 from moa_spec.training.objective import (
     ObjectiveConfig,
     agreement,
@@ -148,7 +148,7 @@ def test_the_newest_memory_is_added_to_a_trained_drafter_without_changing_its_dr
     drafter = tiny_drafter(target, memory_hidden_state="add", draft_vocab_size=30)
     with torch.no_grad():
         drafter.draft_vocab_ids.copy_(torch.arange(30) * 2)
-    grown = with_newest_memory(drafter)
+    grown = with_options(drafter, newest_memory=True)
     batch = _batch(target, drafter, rows=1)
     synchronised = draw_synchronised(batch["lengths"], batch["prompt_lengths"], 30, (4, 5), [0])
     hidden = []
@@ -158,6 +158,9 @@ def test_the_newest_memory_is_added_to_a_trained_drafter_without_changing_its_dr
     assert torch.equal(*hidden)
     assert torch.equal(drafter.draft_vocab_ids, grown.draft_vocab_ids)
     assert grown.config.newest_memory
+    reused = with_options(grown, target_layer_inference=1)
+    assert (reused.config.target_layer_inference, reused.config.newest_memory) == (1, True)
+    assert torch.equal(reused.cross_attention.self_attn.o_proj.weight, drafter.cross_attention.self_attn.o_proj.weight)
     assert not drafter.config.newest_memory
 
 

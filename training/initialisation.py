@@ -5,6 +5,7 @@ Knows: which weights of the target fit the drafter's blocks. Does not know the o
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
@@ -44,13 +45,19 @@ def initialise_from_target(drafter: MoADrafterForCausalLM, target: PreTrainedMod
         drafter.head_norm.weight.copy_(target.get_decoder().norm.weight)
 
 
+# What may differ between a trained drafter and the one that goes on from it: none of these changes a weight's shape.
+CHANGEABLE = ("newest_memory", "target_layer_inference", "head_norm")
+
+
 @torch.no_grad()
-def with_newest_memory(drafter: MoADrafterForCausalLM) -> MoADrafterForCausalLM:
-    """A copy of a trained drafter that can learn to read the newest memory; at first it drafts as before."""
-    config = type(drafter.config).from_dict(drafter.config.to_dict() | {"newest_memory": True})
-    copy = MoADrafterForCausalLM(config).to(drafter.dtype)
+def with_options(drafter: MoADrafterForCausalLM, **options: Any) -> MoADrafterForCausalLM:
+    """A copy of a trained drafter with other `CHANGEABLE` options. A newest memory that is added is not read at first,
+    so that the copy drafts as before; with another TLI it has to learn anew what it predicts, from what it reads."""
+    config = type(drafter.config).from_dict(drafter.config.to_dict() | options)
+    copy = type(drafter)(config).to(drafter.dtype)
     copy.load_state_dict(drafter.state_dict(), strict=False)
-    copy.newest_memory_map.weight.zero_()
+    if config.newest_memory and not drafter.config.newest_memory:
+        copy.newest_memory_map.weight.zero_()
     return copy
 
 
