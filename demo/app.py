@@ -11,8 +11,9 @@ import gradio as gr
 
 from . import views
 from .decode_tab import MODEL, add_decode_tab
+from .drafter_choice import drafter_choice
 from .line_tab import add_line_tab
-from .models import Loaded, Models
+from .models import Loaded, Models, name_drafters
 from .results_tab import FOLDER, add_results_tab
 from .stops import Stops
 
@@ -31,17 +32,20 @@ below is decoded here, now.</p>"""
 def build(
     target: "PreTrainedModel",
     tokenizer: "PreTrainedTokenizerBase",
-    drafter: "MoADrafterForCausalLM",
-    *,
+    *drafters: "MoADrafterForCausalLM",
     gpu: Callable[[Any], Any] | None = None,
     results: Path = FOLDER,
 ) -> gr.Blocks:
     """The app, not launched. See `build_page`.
 
     Args:
-        target: with the drafter attached.
+        target: with all drafters attached.
+        drafters: one or more; the first is the default.
+
+    Raises:
+        ValueError: two drafters reuse as many layers and have folders of the same name.
     """
-    return build_page(Models(Loaded(target, tokenizer, drafter)), gpu=gpu, results=results)
+    return build_page(Models(Loaded(target, tokenizer, name_drafters(drafters))), gpu=gpu, results=results)
 
 
 def build_page(models: Models, *, gpu: Callable[[Any], Any] | None = None, results: Path = FOLDER) -> gr.Blocks:
@@ -58,14 +62,15 @@ def build_page(models: Models, *, gpu: Callable[[Any], Any] | None = None, resul
         style = _STYLE.read_text(encoding="utf-8")  # on the page itself, so that any launch() has it
         gr.HTML(f'<style>{style}</style><div class="moa moa-introduction">{_INTRODUCTION}</div>', padding=False)
         banner = gr.HTML(_about(models), label="Models", html_template=views.LIVE_REGION, padding=False)
+        choices = [drafter_choice(models, render=False) for _ in range(2)]  # a component stands in one place
         with gr.Tab("Decode"):
-            add_decode_tab(models, stops, gpu)
+            add_decode_tab(models, stops, gpu, choices[0])
         with gr.Tab("Client and server", visible=gpu is None and _servable(models)) as line_tab:
-            enders.append(add_line_tab(models, MODEL))
+            enders.append(add_line_tab(models, MODEL, choices[1]))
         with gr.Tab("Results"):
             add_results_tab(app, results)
         if models.loaded is None:
-            _watch_loading(app, models, banner, line_tab)
+            _watch_loading(app, models, banner, line_tab, choices)
 
         def leave(request: gr.Request) -> None:
             """Somebody closed the page: nobody waits for what is still being decoded."""
@@ -76,18 +81,20 @@ def build_page(models: Models, *, gpu: Callable[[Any], Any] | None = None, resul
     return app.queue(default_concurrency_limit=8)
 
 
-def _watch_loading(app: gr.Blocks, models: Models, banner: gr.HTML, line_tab: gr.Tab) -> None:
-    """Says on every open page that the models are loading, until they are there."""
+def _watch_loading(app: gr.Blocks, models: Models, banner: gr.HTML, line_tab: gr.Tab, choices: list[gr.Radio]) -> None:
+    """Says on every open page that the models are loading, until they are there; then names the drafters."""
     timer = gr.Timer(1.0)
 
     def look() -> dict[Any, Any]:
         if models.loaded is None:
             return {banner: _about(models)}
         shown = gr.Tab(visible=_servable(models))
-        return {banner: _about(models), timer: gr.Timer(active=False), line_tab: shown}
+        named = {choice: drafter_choice(models, render=False) for choice in choices}
+        return {banner: _about(models), timer: gr.Timer(active=False), line_tab: shown, **named}
 
+    outputs = [banner, timer, line_tab, *choices]
     for event in (app.load, timer.tick):
-        event(look, None, [banner, timer, line_tab], queue=False, show_progress="hidden", api_visibility="private")
+        event(look, None, outputs, queue=False, show_progress="hidden", api_visibility="private")
 
 
 def _about(models: Models) -> str:

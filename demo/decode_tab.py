@@ -5,6 +5,7 @@ the others wait in the order in which they came; nothing typed is written anywhe
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -24,8 +25,12 @@ MODEL = "model"
 _SAMPLED = 0.8  # temperature
 
 
-def add_decode_tab(models: Models, stops: Stops, gpu: Callable[[Any], Any] | None) -> None:
-    """The tab's contents, inside the current Gradio context, and the endpoints `/decode` and `/stop`."""
+def add_decode_tab(models: Models, stops: Stops, gpu: Callable[[Any], Any] | None, drafter: gr.Radio) -> None:
+    """The tab's contents, inside the current Gradio context, and the endpoints `/decode` and `/stop`.
+
+    Args:
+        drafter: the choice of one, to be placed here.
+    """
 
     def compare(request: Request, session: str) -> Iterator["Comparison"]:
         loaded = models.get()
@@ -33,7 +38,8 @@ def add_decode_tab(models: Models, stops: Stops, gpu: Callable[[Any], Any] | Non
 
         event = stops.latest(session)
         try:
-            yield from compare(loaded.target, loaded.tokenizer, loaded.drafter, request, event)
+            name, chosen = loaded.choose(request.drafter)
+            yield from compare(loaded.target, loaded.tokenizer, chosen, replace(request, drafter=name), event)
         finally:
             stops.end(session, event)
 
@@ -49,6 +55,7 @@ def add_decode_tab(models: Models, stops: Stops, gpu: Callable[[Any], Any] | Non
                 run_button = gr.Button("Run", variant="primary")
                 stop_button = gr.Button("Stop", variant="stop", interactive=False)
         with gr.Column(scale=2):
+            drafter.render()
             with gr.Row():
                 sampling = gr.Radio(["greedy", "sampling"], value="greedy", label="Choice of tokens")
                 shape = gr.Radio(["automatic", "chain", "tree"], value="automatic", label="Draft")
@@ -92,14 +99,23 @@ def add_decode_tab(models: Models, stops: Stops, gpu: Callable[[Any], Any] | Non
         }
 
     def run(
-        prompt: str, sampling: str, shape: Any, length: float, levels: float, lookup: bool, request: gr.Request
+        prompt: str,
+        drafter: str | None,
+        sampling: str,
+        shape: Any,
+        length: float,
+        levels: float,
+        lookup: bool,
+        request: gr.Request,
     ) -> Iterator[dict[Any, Any]]:
         """Decodes for the page."""
         temperature = _SAMPLED if sampling == "sampling" else 0.0
         session = _session(request)
         result = None
         try:
-            wanted = Request(prompt or "", int(length), temperature, shape, int(levels), bool(lookup))
+            wanted = Request(
+                prompt or "", int(length), temperature, shape, int(levels), bool(lookup), drafter=drafter or ""
+            )
             for seconds in models.loading(stops.latest(session)):
                 yield {status: views.loading(seconds)}
             if models.loaded is None:
@@ -171,7 +187,7 @@ def add_decode_tab(models: Models, stops: Stops, gpu: Callable[[Any], Any] | Non
     begun = run_button.click(begin, None, [*buttons, *outputs], queue=False, **private)
     ran = begun.then(
         run,
-        [prompt, sampling, shape, length, levels, lookup],
+        [prompt, drafter, sampling, shape, length, levels, lookup],
         outputs,
         concurrency_id=MODEL,
         concurrency_limit=1,
@@ -200,15 +216,19 @@ def add_decode_tab(models: Models, stops: Stops, gpu: Callable[[Any], Any] | Non
         levels: int = 6,
         lookup: bool = True,
         seed: int = 0,
+        drafter: str = "",
         request: gr.Request = None,  # type: ignore[assignment]
     ) -> dict:
-        """Decodes a prompt with drafts and plainly; returns texts, marks, figures and the trace."""
+        """Decodes a prompt with drafts and plainly; returns texts, marks, figures and the trace.
+
+        `drafter` is a name from the page, such as "MoA, TLI 1"; empty for the default one.
+        """
         session = _session(request)
         event = stops.begin(session)
         result = None
         try:
-            wanted = Request(prompt, max_new_tokens, temperature, shape, levels, lookup, seed)  # type: ignore[arg-type]
-            for progress in decoding(wanted, session):
+            how = (temperature, shape, levels, lookup, seed, drafter)
+            for progress in decoding(Request(prompt, max_new_tokens, *how), session):  # type: ignore[arg-type]
                 result = progress
         except BadRequest as error:
             raise gr.Error(str(error), print_exception=False) from None

@@ -6,7 +6,7 @@ snapshots from it, and leaving the iteration early ends the thread.
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -163,12 +163,14 @@ class _Running:
         )
 
 
-def warm_up(target: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", drafter: "MoADrafterForCausalLM") -> None:
-    """Decodes a few tokens both ways and measures the target's passes, so that the first visitor does not wait for
-    calibrations and first calls."""
+def warm_up(
+    target: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", drafters: Iterable["MoADrafterForCausalLM"]
+) -> None:
+    """Decodes a few tokens with every drafter and plainly, and measures the target's passes, so that the first visitor
+    does not wait for calibrations and first calls."""
     request = Request("Hello", max_new_tokens=8)
     inputs = encode(request, target, tokenizer)
-    for assistant in (drafter, None):
+    for assistant in (*drafters, None):
         for _ in watch(target, inputs, request, assistant, threading.Event()):
             pass
     if unservable(target) is None:

@@ -31,8 +31,11 @@ what it would have written itself and withdraws the rest; then the text is exact
 asks the same server over the same line for the same text: it has no model, so it just stops."""
 
 
-def add_line_tab(models: Models, concurrency_id: str) -> Callable[[str], None]:
+def add_line_tab(models: Models, concurrency_id: str, drafter: gr.Radio) -> Callable[[str], None]:
     """The tab's contents, inside the current Gradio context, and the endpoint `/line`.
+
+    Args:
+        drafter: the choice of one, to be placed here.
 
     Returns:
         Ends what a session is writing or waiting for.
@@ -44,6 +47,7 @@ def add_line_tab(models: Models, concurrency_id: str) -> Callable[[str], None]:
     with gr.Row():
         with gr.Column(scale=3):
             prompt = gr.Textbox(EXAMPLES["Chat"], label="Prompt over the line", lines=3, max_lines=8)
+            drafter.render()
             length = gr.Slider(8, MOST_NEW_TOKENS, 192, step=8, label="Longest answer over the line, tokens")
         with gr.Column(scale=2):
             preset = gr.Radio(list(_PRESETS), value="4G", label="Line")
@@ -71,7 +75,7 @@ def add_line_tab(models: Models, concurrency_id: str) -> Callable[[str], None]:
     counters = gr.HTML(label="Counters of the line")
 
     def write(
-        prompt: str, profile: "str | Profile", length: int, cut_after: int, reconnect_after: int, session: str
+        request: Request, profile: "str | Profile", cut_after: int, reconnect_after: int, session: str
     ) -> Iterator["OverTheLine"]:
         loaded = models.get()
         from ..serving.decoding import unservable  # not before: two threads would import transformers at once
@@ -80,15 +84,16 @@ def add_line_tab(models: Models, concurrency_id: str) -> Callable[[str], None]:
 
         if reason := unservable(loaded.target):
             raise BadRequest(f"This target cannot be far away: {reason}.")
-        encode(Request(prompt, length), loaded.target, loaded.tokenizer)  # refuses what does not fit, in words
+        _, chosen = loaded.choose(request.drafter)
+        encode(request, loaded.target, loaded.tokenizer)  # refuses what does not fit, in words
         try:
             yield from write_over_line(
                 loaded.target,
-                loaded.drafter,
+                chosen,
                 loaded.tokenizer,
-                prompt,
+                request.prompt,
                 profile,
-                length,
+                request.max_new_tokens,
                 cut_after=cut_after,
                 reconnect_after=reconnect_after,
                 began=lambda lines: running.update({session: lines}),
@@ -104,6 +109,7 @@ def add_line_tab(models: Models, concurrency_id: str) -> Callable[[str], None]:
 
     def run(
         prompt: str,
+        drafter: str | None,
         round_trip: float,
         down: float,
         up: float,
@@ -115,7 +121,7 @@ def add_line_tab(models: Models, concurrency_id: str) -> Callable[[str], None]:
         session = request.session_hash or ""
         over = ended.setdefault(session, threading.Event())
         try:
-            Request(prompt or "", int(length))
+            wanted = Request(prompt or "", int(length), drafter=drafter or "")
             for seconds in models.loading(over):
                 yield {status: views.loading(seconds)}
             if over.is_set() or models.loaded is None:
@@ -124,7 +130,7 @@ def add_line_tab(models: Models, concurrency_id: str) -> Callable[[str], None]:
             from .line import conditions
 
             tokenizer = models.loaded.tokenizer
-            for seen in write(prompt, conditions(round_trip, down, up), int(length), int(cut), int(reconnect), session):
+            for seen in write(wanted, conditions(round_trip, down, up), int(cut), int(reconnect), session):
                 if over.is_set():
                     running[session].stop()
                 yield {
@@ -169,7 +175,7 @@ def add_line_tab(models: Models, concurrency_id: str) -> Callable[[str], None]:
         begin_button.click(begin, None, [*buttons, *shown], queue=False, **private)
         .then(
             run,
-            [prompt, round_trip, down, up, length, cut_after, reconnect_after],
+            [prompt, drafter, round_trip, down, up, length, cut_after, reconnect_after],
             shown,
             concurrency_id=concurrency_id,
             concurrency_limit=1,
@@ -190,15 +196,20 @@ def add_line_tab(models: Models, concurrency_id: str) -> Callable[[str], None]:
         max_new_tokens: int = 128,
         cut_after: int = 0,
         reconnect_after: int = 32,
+        drafter: str = "",
         request: gr.Request = None,  # type: ignore[assignment]
     ) -> dict:
-        """Answers over an emulated line, which can cut itself and come back; returns texts, marks and counters."""
+        """Answers over an emulated line, which can cut itself and come back; returns texts, marks and counters.
+
+        `drafter` is as in `/decode`.
+        """
         if profile not in _NAMES:
             raise gr.Error(f"The line must be one of {', '.join(_NAMES)}.", print_exception=False)
         session = (request.session_hash if request else None) or ""
         seen = None
         try:
-            for progress in write(prompt, profile, max_new_tokens, cut_after, reconnect_after, session):
+            wanted = Request(prompt, max_new_tokens, drafter=drafter)
+            for progress in write(wanted, profile, cut_after, reconnect_after, session):
                 seen = progress
         except BadRequest as error:
             raise gr.Error(str(error), print_exception=False) from None

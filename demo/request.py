@@ -24,6 +24,7 @@ class Request:
         shape: "automatic" measures what pays, with chains, trees and lookup; the others do as told in every round.
         levels: tokens drafted one after another, at most.
         lookup: also copies drafts from the text so far.
+        drafter: its name; "" is the default one. Whoever has the drafters checks it.
     """
 
     prompt: str
@@ -33,6 +34,7 @@ class Request:
     levels: int = 6
     lookup: bool = True
     seed: int = 0
+    drafter: str = ""
 
     def __post_init__(self) -> None:
         if not self.prompt.strip():

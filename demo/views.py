@@ -34,15 +34,18 @@ def loading(seconds: float) -> str:
 
 
 def models_html(loaded: "Loaded") -> str:
-    """Which models these are. TLI is on or off as the drafter was trained; it cannot be chosen here."""
-    config = loaded.drafter.config
-    count = sum(parameter.numel() for parameter in loaded.drafter.parameters()) / 1e6
-    layers = config.target_layer_inference
-    inference = f"reuses the target's last {layers} layers (TLI)" if layers else "without target layer inference (TLI)"
-    name = html.escape(str(config.target_name or type(loaded.target).__name__))
-    return (
-        f'<p class="moa moa-says">Target: {name}. Drafter: {count:.1f} million parameters of its own, {inference}.</p>'
-    )
+    """Which models these are. How many layers a drafter reuses (TLI) is as it was trained."""
+    drafters = list(loaded.drafters.values())
+    target = html.escape(str(drafters[0].config.target_name or type(loaded.target).__name__))
+    words = []
+    for drafter in drafters:
+        count = sum(parameter.numel() for parameter in drafter.parameters()) / 1e6
+        layers = drafter.config.target_layer_inference
+        last = "last layer" if layers == 1 else f"last {layers} layers"
+        inference = f"reuses the target's {last} (TLI {layers})" if layers else "reuses no layer of the target (TLI 0)"
+        words.append(f"{count:.1f} million parameters of its own, {inference}")
+    noun = "Drafter" if len(drafters) == 1 else "Drafters"
+    return f'<p class="moa moa-says">Target: {target}. {noun}: {"; ".join(words)}.</p>'
 
 
 def empty_texts(tokenizer: "PreTrainedTokenizerBase") -> dict[str, "MarkedText"]:
@@ -93,7 +96,8 @@ def verdict(result: "Comparison") -> str:
         return "Decoding with drafts …"
     if not result.plain.finished:
         return "Decoding the same prompt plainly …"
-    words = [f"{result.speedup:.2f} times the speed of plain decoding."]
+    drafter = f"With {result.request.drafter}: " if result.request.drafter else ""
+    words = [f"{drafter}{result.speedup:.2f} times the speed of plain decoding."]
     if result.rounds:
         drafted, plain = result.drafted, result.plain
         words.append(

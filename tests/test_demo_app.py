@@ -1,9 +1,12 @@
 """The demo's endpoints and decoding, on a tiny target: driven with gradio_client, as anybody else would."""
 
+import re
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +16,13 @@ pytest.importorskip("gradio", reason="gradio is not installed (pip install 'moa-
 from gradio_client import Client
 from gradio_client.exceptions import AppError
 
-from moa_spec import attach
+from moa_spec import attach, load_drafter
 from moa_spec.demo.app import build
 from moa_spec.demo.comparison import compare
 from moa_spec.demo.decoding import encode, warm_up, watch
-from moa_spec.demo.models import Loaded
+from moa_spec.demo.drafter_choice import drafter_choice
+from moa_spec.demo.models import Loaded, name_drafters
+from moa_spec.demo.models import Models as Waiting
 from moa_spec.demo.request import BadRequest, Request
 from moa_spec.demo.stops import Stops
 from moa_spec.demo.views import as_data, clock_html, legend_html, models_html, round_html, verdict
@@ -76,6 +81,9 @@ def test_comparison(models: Models, shape: Any, lookup: bool) -> None:
     assert result.mean_accepted_tokens == pytest.approx(23 / len(result.rounds))
     assert result.speedup == pytest.approx(result.plain.seconds / result.drafted.seconds)
     assert "exactly the same tokens" in verdict(result)
+    assert re.match(r"[\d.]+ times the speed", verdict(result))
+    named = replace(result, request=replace(request, drafter="MoA, TLI 0"))
+    assert re.match(r"With MoA, TLI 0: [\d.]+ times the speed", verdict(named))
     counts = result.counts
     assert counts["accepted"] + counts["lookup"] + counts["own"] == 24
     assert sum(counts.values()) == 1 + sum(len(e.nodes) + len(e.tokens) - e.accepted for e in result.rounds)
@@ -177,7 +185,8 @@ def test_rounds_outside_are_brought_inside(models: Models) -> None:
 
 
 def test_warm_up(models: Models) -> None:
-    warm_up(*models)
+    target, tokenizer, drafter = models
+    warm_up(target, tokenizer, [drafter])
     assert not decoding_threads()
 
 
@@ -194,6 +203,99 @@ def test_stops_know_their_sessions() -> None:
     stops.end("a", first)
     assert stops.stop("a") == 0
     assert not stops.latest("a").is_set()
+
+
+# -- drafters ----------------------------------------------------------------------------------------------------------
+
+
+def test_drafters_are_named_by_tli_and_by_folder_where_it_is_the_same(models: Models, tmp_path: Path) -> None:
+    target, _, drafter = models
+    reusing = tiny_drafter(target, target_layer_inference=1)
+    assert list(name_drafters([drafter, reusing])) == ["MoA, TLI 0", "MoA, TLI 1"]
+    for folder in ("long", "short"):
+        drafter.save_pretrained(tmp_path / folder)
+    saved = [type(drafter).from_pretrained(tmp_path / folder) for folder in ("long", "short")]
+    named = name_drafters([saved[0], reusing, saved[1]])
+    assert list(named) == ["MoA, TLI 0, long", "MoA, TLI 1", "MoA, TLI 0, short"]
+    assert list(named.values()) == [saved[0], reusing, saved[1]]
+    with pytest.raises(ValueError, match="both called 'MoA, TLI 0, long'"):
+        name_drafters([saved[0], saved[0]])
+
+
+def test_choosing_a_drafter(models: Models) -> None:
+    target, tokenizer, drafter = models
+    reusing = tiny_drafter(target, target_layer_inference=1)
+    loaded = Loaded(target, tokenizer, name_drafters([drafter, reusing]))
+    assert loaded.choose("") == ("MoA, TLI 0", drafter)
+    assert loaded.choose("MoA, TLI 1") == ("MoA, TLI 1", reusing)
+    with pytest.raises(BadRequest, match='must be "MoA, TLI 0" or "MoA, TLI 1"'):
+        loaded.choose("TLI 9")
+
+
+def test_the_choice_says_how_many_there_are(models: Models) -> None:
+    target, tokenizer, drafter = models
+    reusing = tiny_drafter(target, target_layer_inference=1)
+    loading, one, two = (
+        drafter_choice(Waiting(loaded))
+        for loaded in (
+            None,
+            Loaded(target, tokenizer, name_drafters([drafter])),
+            Loaded(target, tokenizer, name_drafters([drafter, reusing])),
+        )
+    )
+    assert (loading.choices, loading.value) == ([], None)
+    assert "loading" in (loading.info or "")
+    assert (one.choices, one.value) == ([("MoA, TLI 0", "MoA, TLI 0")], "MoA, TLI 0")
+    assert "nothing to choose" in (one.info or "")
+    assert two.choices == [("MoA, TLI 0 (default)", "MoA, TLI 0"), ("MoA, TLI 1", "MoA, TLI 1")]
+    assert two.value == "MoA, TLI 0"
+
+
+@pytest.fixture(scope="module")
+def two_drafters(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Any]]:
+    """The address of a demo with a second drafter, loaded from a folder, and that drafter."""
+    target, tokenizer, drafter = models
+    folder = tmp_path_factory.mktemp("reusing")
+    tiny_drafter(target, seed=2, target_layer_inference=1).save_pretrained(folder)
+    reusing = load_drafter(folder, target)
+    app = build(target, tokenizer, drafter, reusing)
+    _, address, _ = app.launch(prevent_thread_lock=True, quiet=True)
+    yield address, reusing
+    app.close()
+
+
+def test_each_drafter_drafts_and_writes_the_same(two_drafters: tuple[str, Any], models: Models) -> None:
+    address, reusing = two_drafters
+    target, tokenizer, drafter = models
+    client = Client(address, verbose=False)
+    for name, chosen in {"": drafter, "MoA, TLI 0": drafter, "MoA, TLI 1": reusing}.items():
+        request = Request("Hello", 24, shape="tree", lookup=False, drafter=name or "MoA, TLI 0")
+        expected = as_data(list(compare(target, tokenizer, chosen, request, threading.Event()))[-1], tokenizer)
+        result = client.predict("Hello", 24, shape="tree", lookup=False, drafter=name, api_name="/decode")
+        assert result["identical"] is True
+        assert result["token_ids"] == expected["plain"]["token_ids"]
+        assert result["request"] == expected["request"]
+        assert result["marks"] == expected["marks"]  # what was thrown away is the drafter's own
+        result = client.predict("Hello", 24, drafter=name, api_name="/decode")
+        assert result["identical"] is True
+
+
+def test_a_drafter_that_is_not_there_is_one_clear_error(
+    two_drafters: tuple[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    client = Client(two_drafters[0], verbose=False)
+    for endpoint in ("/decode", "/line"):
+        with pytest.raises(AppError, match='must be "MoA, TLI 0" or "MoA, TLI 1"'):
+            client.predict("Hello", drafter="TLI 9", api_name=endpoint)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_the_target_s_weights_are_there_once(two_drafters: tuple[str, Any], models: Models) -> None:
+    target, _, drafter = models
+    shared = {parameter.data_ptr() for parameter in target.parameters()}
+    for each in (drafter, two_drafters[1]):
+        assert each.get_input_embeddings() is target.get_input_embeddings()
+        assert not shared & {parameter.data_ptr() for parameter in each.parameters()}
 
 
 # -- endpoints ---------------------------------------------------------------------------------------------------------
@@ -223,10 +325,14 @@ def test_starting_reaches_for_no_other_machine(models: Models, monkeypatch: pyte
 
 def test_the_models_are_named(models: Models) -> None:
     target, tokenizer, drafter = models
-    about = models_html(Loaded(target, tokenizer, drafter))
-    assert "without target layer inference" in about
-    reusing = tiny_drafter(target, target_layer_inference=1)
-    assert "last 1 layers (TLI)" in models_html(Loaded(target, tokenizer, reusing))
+    about = models_html(Loaded(target, tokenizer, {"one": drafter}))
+    assert "Drafter: " in about
+    assert "reuses no layer of the target (TLI 0)" in about
+    reusing = [tiny_drafter(target, target_layer_inference=layers) for layers in (1, 2)]
+    about = models_html(Loaded(target, tokenizer, name_drafters([drafter, *reusing])))
+    assert "Drafters: " in about
+    assert "last layer (TLI 1)" in about
+    assert "last 2 layers (TLI 2)" in about
 
 
 def test_decode_endpoint(url: str, models: Models) -> None:

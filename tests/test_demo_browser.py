@@ -34,16 +34,20 @@ class Slowly:
 
 
 @pytest.fixture(scope="module")
-def models() -> tuple[Any, Any, Any]:
+def models() -> tuple[Any, ...]:
     target = tiny_target(vocab_size=257, max_position_embeddings=1024)
     target.register_forward_pre_hook(lambda *_: time.sleep(Slowly.seconds))
-    drafter = tiny_drafter(target, eos_token_id=None)
-    attach(target, drafter)
-    return target, byte_tokenizer(), drafter
+    drafters = (
+        tiny_drafter(target, eos_token_id=None),
+        tiny_drafter(target, eos_token_id=None, target_layer_inference=1),
+    )
+    for drafter in drafters:
+        attach(target, drafter)
+    return target, byte_tokenizer(), *drafters
 
 
 @pytest.fixture(scope="module")
-def url(models: tuple[Any, Any, Any]) -> Iterator[str]:
+def url(models: tuple[Any, ...]) -> Iterator[str]:
     from moa_spec.demo.app import build
 
     app = build(*models)
@@ -136,6 +140,13 @@ def decode(page: Any) -> None:
     page.get_by_text("Download the trace").wait_for()
 
 
+def trace_of(page: Any) -> Any:
+    """What the page lets one download."""
+    with page.expect_download() as download:
+        page.get_by_text("Download the trace").click()
+    return json.loads(Path(download.value.path()).read_text())
+
+
 def test_run_marks_and_rounds(page: Any) -> None:
     decode(page)
     assert page.get_by_text("Both wrote exactly the same tokens.").is_visible()
@@ -158,6 +169,20 @@ def test_run_marks_and_rounds(page: Any) -> None:
         page.get_by_text("Download the trace").click()
     assert download.value.suggested_filename == "moa-trace.json"
     keep(page, "decode")
+
+
+def test_the_second_drafter_is_chosen(page: Any) -> None:
+    decode(page)
+    assert trace_of(page)["request"]["drafter"] == "MoA, TLI 0"
+    page.get_by_label("MoA, TLI 0 (default)").locator("visible=true").focus()
+    page.keyboard.press("Tab")  # in Gradio each radio is a stop of its own
+    page.keyboard.press("Space")
+    press(page, "Run")
+    page.get_by_text("With MoA, TLI 1:").wait_for()
+    assert page.get_by_text("Both wrote exactly the same tokens.").is_visible()
+    page.get_by_text("Download the trace").wait_for()
+    assert trace_of(page)["request"]["drafter"] == "MoA, TLI 1"
+    keep(page, "decode-second-drafter")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -202,9 +227,9 @@ def test_every_control_has_a_name_and_the_outcome_is_read_out(page: Any) -> None
     assert said.get_attribute("aria-live") == "polite"
 
 
-def test_loading_is_said_and_what_was_begun_waits(browser: Any, models: tuple[Any, Any, Any]) -> None:
+def test_loading_is_said_and_what_was_begun_waits(browser: Any, models: tuple[Any, ...]) -> None:
     from moa_spec.demo.app import build_page
-    from moa_spec.demo.models import Loaded, Models
+    from moa_spec.demo.models import Loaded, Models, name_drafters
 
     wanted = Models()
     app = build_page(wanted)
@@ -218,16 +243,25 @@ def test_loading_is_said_and_what_was_begun_waits(browser: Any, models: tuple[An
     press(page, "Run")
     page.get_by_text("still loading").wait_for()
     keep(page, "loading")
-    wanted.put(Loaded(*models))
+    assert page.get_by_role("radio", name="MoA").count() == 0
+    target, tokenizer, *drafters = models
+    wanted.put(Loaded(target, tokenizer, name_drafters(drafters)))
     page.get_by_text("Both wrote exactly the same tokens.").wait_for()
     page.get_by_text("Loading the models").wait_for(state="hidden")
+    assert trace_of(page)["request"]["drafter"] == "MoA, TLI 0"
+    page.get_by_label("MoA, TLI 1").locator("visible=true").check()
+    press(page, "Run")
+    page.get_by_text("With MoA, TLI 1:").wait_for()
+    late = new_page(browser, address)
+    late.get_by_label("MoA, TLI 1").locator("visible=true").check()
+    late.close()
     page.close()
     app.close()
     assert page.errors == []
 
 
-def test_visitors_never_see_each_other_s_text(page: Any, browser: Any, url: str, models: tuple[Any, Any, Any]) -> None:
-    target, tokenizer, _ = models
+def test_visitors_never_see_each_other_s_text(page: Any, browser: Any, url: str, models: tuple[Any, ...]) -> None:
+    target, tokenizer, *_ = models
     other = new_page(browser, url)
     prompts = {"AAAA": page, "zz z": other}
     for prompt, visitor in prompts.items():
@@ -237,9 +271,7 @@ def test_visitors_never_see_each_other_s_text(page: Any, browser: Any, url: str,
         visitor.get_by_text("Download the trace").wait_for()
         inputs = tokenizer(prompt, return_tensors="pt")
         answer = target.generate(**inputs, max_new_tokens=128, do_sample=False)[0, inputs["input_ids"].shape[1] :]
-        with visitor.expect_download() as download:
-            visitor.get_by_text("Download the trace").click()
-        trace = json.loads(Path(download.value.path()).read_text())
+        trace = trace_of(visitor)
         assert trace["request"]["prompt"] == prompt
         assert trace["plain"]["token_ids"] == answer.tolist()
         kept = visitor.locator(".moa-drafted .moa-token:not(.moa-rejected)").evaluate_all(

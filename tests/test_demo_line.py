@@ -32,7 +32,9 @@ def models() -> Models:
 @pytest.fixture(scope="module")
 def url(models: Models) -> Iterator[str]:
     target, drafter, tokenizer = models
-    app = build(target, tokenizer, drafter)
+    reusing = tiny_drafter(target, eos_token_id=None, target_layer_inference=1)
+    attach(target, reusing)
+    app = build(target, tokenizer, drafter, reusing)
     _, address, _ = app.launch(prevent_thread_lock=True, quiet=True)
     yield address
     app.close()
@@ -172,9 +174,10 @@ def test_leaving_ends_everything(models: Models) -> None:
         time.sleep(0.02)
 
 
-def test_line_endpoint(url: str, models: Models) -> None:
+@pytest.mark.parametrize("drafter", ["", "MoA, TLI 1"])
+def test_line_endpoint(url: str, models: Models, drafter: str) -> None:
     client = Client(url, verbose=False)
-    result = client.predict("Hello", "5g", 30, 6, 8, api_name="/line")
+    result = client.predict("Hello", "5g", 30, 6, 8, drafter, api_name="/line")
     assert result["exact"] is True
     assert result["token_ids"] == plain(models, 30)
     assert result["calls_while_cut"] == 0
