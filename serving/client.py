@@ -450,7 +450,9 @@ class ClientGeneration:
         held = self.memory.held
         if message.start > held:
             raise ProtocolError(f"memory from token {message.start} on, where {held} are held")
-        end = min(message.start + message.count, len(self.final))
+        # never of the last token of all, which whatever is written next goes on from
+        known = len(self.final) if self.provisional else len(self.final) - 1
+        end = min(message.start + message.count, known)
         if end > held:
             self.memory.take(self.final[held:end], [v[held - message.start : end - message.start] for v in vectors])
             self.writer = None

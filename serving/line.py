@@ -212,11 +212,14 @@ class Line:
         hello = self.hello()
         began = time.monotonic()
         connection.send(encode(hello))
+        message = receive(connection, self.address.cut_after)
+        if not isinstance(message, Welcome):
+            raise ProtocolError("the server's first message is no welcome")
+        self.welcome_seconds = time.monotonic() - began
+        self.arrived.put(message)
         held, wanted = hello.held, None
         while wanted is None or held < wanted:
             message = receive(connection, self.address.cut_after)
-            if isinstance(message, Welcome):
-                self.welcome_seconds = time.monotonic() - began
             self.arrived.put(message)
             if isinstance(message, Committed):
                 wanted = message.held

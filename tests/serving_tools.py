@@ -2,8 +2,9 @@
 
 import contextlib
 import random
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,10 +16,12 @@ from moa_spec.modeling_moa import MoADrafterForCausalLM
 from moa_spec.serving.client import ClientGeneration, MoAClient
 from moa_spec.serving.client_memory import OfflineWriter, RemoteMemory
 from moa_spec.serving.events import Event, Transcript
+from moa_spec.serving.link import Link
 from moa_spec.serving.server import MoAServer, serve_in_thread
 from moa_spec.serving.sessions import Limits
 
 QUICK = Limits(grace_seconds=30, heartbeat_seconds=0.2, drain_seconds=0.2, retry_seconds=0.1)
+HASTY = Limits(grace_seconds=30, heartbeat_seconds=0.1, drain_seconds=0.05, retry_seconds=0.1)
 IDS = prompt(9)
 LENGTH = 40
 
@@ -45,6 +48,56 @@ class World:
 
     def client(self, url: str, **options: Any) -> MoAClient:
         return MoAClient(url, self.alone, **({"cut_after": 1.0, "memory": "float32"} | options))
+
+
+class Lab:
+    """A server that can be restarted, behind a line that can be cut. `around` wraps the server's ASGI application."""
+
+    def __init__(self, world: World, limits: Limits = HASTY, around: Callable[[Any], Any] = lambda app: app):
+        self.world, self.limits, self.around = world, limits, around
+        self.servers: list[MoAServer] = []  # all that there have been
+        self._stack = contextlib.ExitStack()
+        self._restarting = threading.Lock()
+        self._serve(0)
+        self.link = Link("127.0.0.1", self.port)
+        self.timers: list[threading.Timer] = []
+
+    def _serve(self, port: int) -> None:
+        self.server = MoAServer(self.world.target, self.world.drafter, self.limits)
+        self.server.app = self.around(self.server.app)
+        self.servers.append(self.server)
+        self.url = self._stack.enter_context(serve_in_thread(self.server, port=port))
+        self.port = int(self.url.rsplit(":", 1)[1])
+
+    def restart(self) -> None:
+        with self._restarting:  # two faults may want it at the same time
+            self._stack.close()
+            self._serve(self.port)
+
+    def evict(self) -> None:
+        for session in self.server.sessions:
+            self.server.sessions.drop(session)
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        timer = threading.Timer(seconds, action)
+        self.timers.append(timer)
+        timer.start()
+
+    def settle(self) -> None:
+        """Waits for everything that was to happen later."""
+        for timer in self.timers:
+            timer.join()
+
+    def close(self) -> None:
+        self.settle()
+        self.link.close()
+        self._stack.close()
+
+    def client(self, **options: Any) -> MoAClient:
+        return self.world.client(f"ws://127.0.0.1:{self.link.port}", **({"cut_after": 0.4} | options))
+
+    def generate(self, **options: Any) -> ClientGeneration:
+        return self.client().generate(IDS, **({"num_assistant_tokens": 4} | options))
 
 
 def read(generation: ClientGeneration, limit: int = 10_000) -> tuple[Transcript, list[Event]]:

@@ -8,70 +8,26 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from serving_tools import IDS, World, guess_well, nothing_left
+from serving_tools import IDS, Lab, World, guess_well, nothing_left
 from tiny import prompt
 
 from moa_spec.generation import Verified
 from moa_spec.serving.client import ClientGeneration
+from moa_spec.serving.connection import Connection
 from moa_spec.serving.decoding import MemoryRecord
 from moa_spec.serving.events import Finished, Kept, LineState, Progress, Token, Transcript, Withdrawn
 from moa_spec.serving.line import ServerUnavailable
 from moa_spec.serving.link import CUTS, Link
+from moa_spec.serving.messages import Committed, Message, Welcome
 from moa_spec.serving.server import MoAServer, serve_in_thread
 from moa_spec.serving.sessions import Limits
 
-LIMITS = Limits(grace_seconds=30, heartbeat_seconds=0.1, drain_seconds=0.05, retry_seconds=0.1)
 TOKENS = 60
 
 
 @pytest.fixture(scope="module")
 def world() -> World:
     return World()
-
-
-class Lab:
-    """A server that can be restarted, behind a line that can be cut."""
-
-    def __init__(self, world: World):
-        self.world = world
-        self._stack = contextlib.ExitStack()
-        self._restarting = threading.Lock()
-        self._serve(0)
-        self.link = Link("127.0.0.1", self.port)
-        self.timers: list[threading.Timer] = []
-
-    def _serve(self, port: int) -> None:
-        self.server = MoAServer(self.world.target, self.world.drafter, LIMITS)
-        self.url = self._stack.enter_context(serve_in_thread(self.server, port=port))
-        self.port = int(self.url.rsplit(":", 1)[1])
-
-    def restart(self) -> None:
-        with self._restarting:  # two faults may want it at the same time
-            self._stack.close()
-            self._serve(self.port)
-
-    def evict(self) -> None:
-        for session in self.server.sessions:
-            self.server.sessions.drop(session)
-
-    def later(self, seconds: float, action: Callable[[], None]) -> None:
-        timer = threading.Timer(seconds, action)
-        self.timers.append(timer)
-        timer.start()
-
-    def settle(self) -> None:
-        """Waits for everything that was to happen later."""
-        for timer in self.timers:
-            timer.join()
-
-    def close(self) -> None:
-        self.settle()
-        self.link.close()
-        self._stack.close()
-
-    def generate(self, **options: object) -> ClientGeneration:
-        client = self.world.client(f"ws://127.0.0.1:{self.link.port}", cut_after=0.4)
-        return client.generate(IDS, **({"max_new_tokens": TOKENS, "num_assistant_tokens": 4} | options))
 
 
 @pytest.fixture
@@ -150,7 +106,7 @@ def test_one_fault(lab: Lab, fault: str, monkeypatch: pytest.MonkeyPatch) -> Non
             struck = True
             strike(lab, fault)
 
-    generation = lab.generate()
+    generation = lab.generate(max_new_tokens=TOKENS)
     transcript = check(generation, answer, happen)
     assert transcript.tokens == answer
     assert struck
@@ -168,7 +124,7 @@ def test_faults_in_random_order(lab: Lab, seed: int, monkeypatch: pytest.MonkeyP
             strikes.pop()
             strike(lab, chance.choice(FAULTS))
 
-    transcript = check(lab.generate(patience=30.0), answer, happen)
+    transcript = check(lab.generate(max_new_tokens=TOKENS, patience=30.0), answer, happen)
     assert transcript.tokens == answer
     lab.settle()
     lab.link.restore()
@@ -189,7 +145,7 @@ def test_offline_text_is_provisional_then_revised(lab: Lab, cut_at: int, monkeyp
         if sum(isinstance(e, Token) and e.state == "provisional" for e in events) == 12:
             lab.link.restore()
 
-    generation = lab.generate()
+    generation = lab.generate(max_new_tokens=TOKENS)
 
     def noted() -> Iterator[object]:
         for event in generation:
@@ -212,7 +168,7 @@ def test_offline_text_is_provisional_then_revised(lab: Lab, cut_at: int, monkeyp
 def test_keep_lets_offline_tokens_stand(lab: Lab, restart: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = lab.world.answer(length=TOKENS)
     guess_well(monkeypatch, IDS[0].tolist() + answer, 0.3)
-    generation = lab.generate(policy="keep")
+    generation = lab.generate(max_new_tokens=TOKENS, policy="keep")
     transcript, events, offline = Transcript(), [], []
     for event in generation:
         events.append(event)
@@ -240,8 +196,7 @@ def test_keep_lets_offline_tokens_stand(lab: Lab, restart: bool, monkeypatch: py
 def test_cut_while_the_prompts_memory_is_on_its_way(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moa_spec.serving.connection.MAX_CHUNK", 2000)
     ids = prompt(80)
-    client = lab.world.client(f"ws://127.0.0.1:{lab.link.port}", cut_after=0.4)
-    generation = client.generate(ids, max_new_tokens=20)
+    generation = lab.client().generate(ids, max_new_tokens=20)
     cut = False
     transcript = Transcript()
     for event in generation:
@@ -267,7 +222,7 @@ def test_no_server_is_a_clear_error_or_offline(world: World) -> None:
 
 
 def test_stop_ends_a_text_anywhere(lab: Lab) -> None:
-    generation = lab.generate()
+    generation = lab.generate(max_new_tokens=TOKENS)
     transcript = Transcript()
     for event in generation:
         transcript.add(event)
@@ -279,7 +234,7 @@ def test_stop_ends_a_text_anywhere(lab: Lab) -> None:
 
 
 def test_a_reader_that_goes_away_frees_the_session(lab: Lab) -> None:
-    for event in lab.generate():
+    for event in lab.generate(max_new_tokens=TOKENS):
         if isinstance(event, Token):
             break
     assert nothing_left(lab.server)
@@ -308,7 +263,7 @@ def test_kept_tokens_stand_through_more_faults(lab: Lab, seed: int, monkeypatch:
     """Policy "keep", cut again and again, also while the kept tokens are on their way: nothing is ever withdrawn."""
     chance = random.Random(seed)
     guess_well(monkeypatch, IDS[0].tolist() + lab.world.answer(length=TOKENS), 0.5, seed)
-    generation = lab.generate(policy="keep", patience=30.0)
+    generation = lab.generate(max_new_tokens=TOKENS, policy="keep", patience=30.0)
     transcript, offline = Transcript(), {}
     strikes = sorted(chance.sample(range(3, 60), 4), reverse=True)
     for number, event in enumerate(generation):
@@ -344,9 +299,8 @@ def test_a_cut_while_the_prompt_is_read_costs_nothing_that_was_read(lab: Lab, mo
         original(record, verified)
 
     monkeypatch.setattr(MemoryRecord, "observe", slowly)
-    client = lab.world.client(f"ws://127.0.0.1:{lab.link.port}", cut_after=0.4)
     transcript, cuts = Transcript(), 0
-    for event in client.generate(ids, max_new_tokens=10, offline=False):
+    for event in lab.client().generate(ids, max_new_tokens=10, offline=False):
         transcript.add(event)
         if isinstance(event, Progress) and event.done >= 24 * (cuts + 1) and cuts < 2:
             cuts += 1
@@ -356,6 +310,25 @@ def test_a_cut_while_the_prompt_is_read_costs_nothing_that_was_read(lab: Lab, mo
     assert read_at[:10] == list(range(0, 80, 8)), "every part of the prompt was read once"
     assert lab.server.metrics.sessions_resumed == 2
     assert nothing_left(lab.server)
+
+
+@pytest.mark.parametrize("left_out", [Welcome, Committed])
+def test_a_server_that_leaves_out_a_message_is_a_cut_line(
+    lab: Lab, left_out: type[Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its welcome there is nothing to ask for; without the first token there is memory of all tokens."""
+    original, missing = Connection._send, [left_out]
+
+    async def send(connection: Connection, message: Message) -> None:
+        if missing and isinstance(message, missing[0]):
+            missing.clear()
+        else:
+            await original(connection, message)
+
+    monkeypatch.setattr(Connection, "_send", send)
+    transcript = check(lab.generate(max_new_tokens=20), lab.world.answer(length=20), lambda number: None)
+    assert transcript.tokens == lab.world.answer(length=20)
+    assert not missing
 
 
 def test_servers_send_clients_away_when_their_time_is_up(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
