@@ -69,6 +69,11 @@ def run(args: argparse.Namespace) -> None:
     from ..training.recipe import Recipe
     from ..training.train import profile, train
 
+    if args.json or args.rows or args.tokens or args.processes > 1 or args.tokens_per_second:
+        raise ValueError(
+            "--json, --rows, --tokens, --processes and --tokens-per-second belong to a dry run: add --dry-run. "
+            "Processes that train are started by accelerate launch"
+        )
     if args.output is None:
         raise ValueError("Name the trained drafter's folder with --output")
     if not args.data and not args.dataset:

@@ -112,6 +112,11 @@ def test_memory_of_a_step_is_that_of_a_real_one(sizes: dict[str, Any]) -> None:
     assert estimated == pytest.approx(counted.peak - given, rel=0.1)
 
 
+def test_sizes_without_a_dry_run_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--output", "x", "--rows", "3"]) == 2
+    assert "add --dry-run" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -20,6 +20,7 @@ from .footprint import step_bytes
 from .kind import DrafterKind
 from .objective import ObjectiveConfig
 from .recipe import Recipe
+from .train import split
 
 PARTS = {
     "layer_self_attention": "LSA",
@@ -170,7 +171,7 @@ def estimate(
     rows_per_step = arguments.get("per_device_train_batch_size", 8)
     accumulated = arguments.get("gradient_accumulation_steps", 1)
     global_batch = rows_per_step * accumulated * processes
-    trained, held_out = (None, None) if data.rows is None else _split(data, recipe)
+    trained, held_out = (None, None) if data.rows is None else _split(data.rows, data.lengths, recipe)
     per_epoch = None
     if trained is not None:
         batches = math.ceil(math.ceil(trained / rows_per_step) / processes)
@@ -237,20 +238,17 @@ def _lent_parameters(target: PreTrainedModel, config: MoADrafterConfig) -> dict[
     else:
         lent["head"] = 0 if head is embeddings else head.numel()
     if config.target_layer_inference:
-        base = target.get_decoder()
-        layers = list(base.layers)[-config.target_layer_inference :]
+        layers = list(target.get_decoder().layers)[-config.target_layer_inference :]
         lent["last_layers"] = sum(p.numel() for layer in layers for p in layer.parameters())
     return lent
 
 
-def _split(data: DataSize, recipe: Recipe) -> tuple[int, int]:
+def _split(rows: int, lengths: list[tuple[int, int]] | None, recipe: Recipe) -> tuple[int, int]:
     """As the Trainer is given them: rows whose answer is shorter than two tokens are left out."""
-    held_out = data.rows // recipe.held_out
-    if data.lengths is None:
-        return data.rows - held_out, held_out
-    too_short = [n < 2 for _, n in data.lengths]
-    short_held_out = sum(too_short[recipe.held_out - 1 :: recipe.held_out])
-    return data.rows - held_out - (sum(too_short) - short_held_out), held_out - short_held_out
+    trained, held_out = split(rows, recipe.held_out)
+    if lengths is None:
+        return len(trained), len(held_out)
+    return sum(lengths[i][1] >= 2 for i in trained), sum(lengths[i][1] >= 2 for i in held_out)
 
 
 def _longest_batch(recipe: Recipe, data: DataSize, rows: int) -> dict[str, int]:

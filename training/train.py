@@ -236,35 +236,50 @@ def profile(
     optimizer = trainer.create_optimizer()
     loader = trainer.get_train_dataloader()
     batches = itertools.chain.from_iterable(itertools.repeat(loader))  # a small file is read again and again
+    record = torch.profiler.record_function
+
+    def step() -> tuple[dict[str, torch.Tensor], int]:
+        with record("moa: read batch"):
+            batch = trainer._prepare_inputs(next(batches))
+        with record("moa: forward"), trainer.compute_loss_context_manager():
+            output_ = model(**batch)
+        with record("moa: backward"):
+            trainer.accelerator.backward(output_.loss)
+        with record("moa: optimizer"):
+            torch.nn.utils.clip_grad_norm_(model.parameters(), trainer.args.max_grad_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+        return batch, len(output_.depth)
+
+    before, _ = _memory()
+    step()  # the longest batch comes first; the profiler's own records would be most of the memory of those after it
+    _, peak = _memory()
     timed = tokens = bearing = rows = 0
-    before = psutil.Process().memory_info().rss / (1 << 30)
     watched = [torch.profiler.ProfilerActivity.CPU]
     if torch.cuda.is_available():
         watched.append(torch.profiler.ProfilerActivity.CUDA)
     with torch.profiler.profile(activities=watched) as report:
         for _ in range(steps):
             started = time.perf_counter()
-            with torch.profiler.record_function("moa: read batch"):
-                batch = trainer._prepare_inputs(next(batches))
-            with torch.profiler.record_function("moa: forward"), trainer.compute_loss_context_manager():
-                output_ = model(**batch)
-            with torch.profiler.record_function("moa: backward"):
-                trainer.accelerator.backward(output_.loss)
-            with torch.profiler.record_function("moa: optimizer"):
-                torch.nn.utils.clip_grad_norm_(model.parameters(), trainer.args.max_grad_norm)
-                optimizer.step()
-                optimizer.zero_grad()
+            batch, positions = step()
             timed += time.perf_counter() - started
             tokens += int(batch["lengths"].sum())
-            bearing += len(output_.depth)
+            bearing += positions
             rows += len(batch["lengths"])
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
     table = report.key_averages().table(sort_by="self_cpu_time_total", row_limit=20, max_name_column_width=44)
     return (
         f"{table}\n{tokens / timed:.0f} tokens/s, prompts included, {bearing / timed:.0f} loss-bearing tokens/s "
         f"under the profiler over {steps} steps of {rows / steps:.0f} rows, {torch.get_num_threads()} threads, "
         f"peak memory {peak:.2f} GiB, of which {before:.2f} GiB before the first step"
     )
+
+
+def _memory() -> tuple[float, float]:
+    """GiB held now, and at most so far: of the GPU where there is one, else of the process."""
+    if torch.cuda.is_available():
+        return torch.cuda.memory_allocated() / (1 << 30), torch.cuda.max_memory_allocated() / (1 << 30)
+    held = psutil.Process().memory_info().rss / (1 << 30)
+    return held, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
 
 
 def save_finished(
