@@ -1,4 +1,5 @@
-"""What a round costs on this machine: measured once per target, dtype and source, then kept in step with what is seen.
+"""What a round costs on this machine: passes are timed once per target and dtype, drafts once per source on it; then
+both are kept in step with what is seen.
 
 Knows how to time passes and drafts; what to do with the figures is the policy's business.
 """
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from transformers import DynamicCache, GenerationConfig
@@ -22,6 +24,8 @@ from .target_pass import TargetPass
 TREE_BREADTH = 4  # of the tree level that is timed
 _LEVELS = 3  # of the drafts that are timed
 _REPEATS = 4  # the quickest counts
+
+_passes: "WeakKeyDictionary[Any, dict[tuple[torch.dtype, str], dict[int, float]]]" = WeakKeyDictionary()
 
 
 @dataclass
@@ -90,8 +94,14 @@ class Costs:
         }
 
 
+def known_passes(target: Any) -> dict[int, float] | None:
+    """Seconds of a target's passes over so many tokens, if they have been timed in its present dtype and place."""
+    return _passes.get(target, {}).get((target.dtype, str(target.device)))
+
+
 def measure_costs(target: Any, source: DraftSource) -> Costs:
-    """Times passes of a target, a `PreTrainedModel`, and drafts, on a scratch cache. Takes about forty target steps.
+    """Times passes of a target, a `PreTrainedModel`, and drafts, on a scratch cache. Takes about forty target steps, or
+    ten where the passes are known from another source on this target.
 
     Touches neither the random state nor anything of a call in progress.
     """
@@ -127,8 +137,9 @@ def measure_costs(target: Any, source: DraftSource) -> Costs:
     sizes = [tokens for tokens in (1, 2, 3, 5, 9, 17, 33) if tokens <= 1 + deepest]
     chain_plan = DraftPlan(_LEVELS, 1, _LEVELS)
     tree_plan = DraftPlan(_LEVELS, TREE_BREADTH, 16) if scratch.trees else chain_plan
+    known = known_passes(target)
     actions: dict[int | str, Callable[[], Any]] = {
-        tokens: partial(_pass, scratch, Draft.chain([1] * (tokens - 1))) for tokens in sizes
+        tokens: partial(_pass, scratch, Draft.chain([1] * (tokens - 1))) for tokens in sizes if known is None
     }
     actions |= {"observe": lambda: hand_over([1, 1])}
     actions |= {"chain": lambda: session.draft(chain_plan), "tree": lambda: session.draft(tree_plan)}
@@ -136,13 +147,15 @@ def measure_costs(target: Any, source: DraftSource) -> Costs:
     for _ in range(_REPEATS):  # in turns, so that a busy moment does not fall on one of them alone
         for name, action in actions.items():
             best[name] = min(best.get(name, math.inf), _seconds(action))
-    return Costs(
-        {tokens: best[tokens] for tokens in sizes},
+    costs = Costs(
+        dict(known or {tokens: best[tokens] for tokens in sizes}),
         best["chain"] / _LEVELS,
         best["tree"] / _LEVELS,
         best["observe"],
         measured_in=time.perf_counter() - began,
     )
+    _passes.setdefault(target, {})[target.dtype, str(target.device)] = dict(costs.passes)
+    return costs
 
 
 def _pass(scratch: TargetPass, draft: Draft) -> None:

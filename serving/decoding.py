@@ -8,7 +8,6 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel, StoppingCriteriaList
@@ -16,7 +15,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
 from ..generation.backlog import Backlog
-from ..generation.costs import measure_costs
+from ..generation.costs import known_passes, measure_costs
 from ..generation.draft import Draft
 from ..generation.options import DraftOptions
 from ..generation.sources import DraftPlan, Verified
@@ -300,16 +299,9 @@ class _Silent:
         return NoMemory()
 
 
-_known: "WeakKeyDictionary[PreTrainedModel, dict[tuple[torch.dtype, str], dict[int, float]]]" = WeakKeyDictionary()
-
-
 def pass_seconds(target: PreTrainedModel) -> dict[int, float]:
     """What a pass over so many tokens takes here. Measured once per target, some sixty of its steps."""
-    known = _known.setdefault(target, {})
-    key = (target.dtype, str(target.device))
-    if key not in known:
-        known[key] = measure_costs(target, _Silent()).passes
-    return known[key]
+    return known_passes(target) or measure_costs(target, _Silent()).passes
 
 
 def takes_trees(target: PreTrainedModel) -> bool:

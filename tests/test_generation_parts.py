@@ -10,7 +10,7 @@ from oracle import OracleSource
 from tiny import VOCAB, prompt, tiny_drafter, tiny_target
 
 from moa_spec.generation import Draft, DraftOptions, DraftPlan, LookupStore, attach, attach_source, record_trace
-from moa_spec.generation.costs import Costs, measure_costs
+from moa_spec.generation.costs import Costs, known_passes, measure_costs
 from moa_spec.generation.experience import Experience
 from moa_spec.generation.lookup import RowLookup, SuffixIndex
 from moa_spec.generation.moa_source import MoASource
@@ -197,6 +197,12 @@ def test_costs_are_measured_in_order() -> None:
     assert sizes == [1, 2, 3, 5, 9, 17, 33]
     assert [measured.passes[size] for size in sizes] == sorted(measured.passes.values())  # more never cost less
     assert min(measured.passes[1], measured.level, measured.tree_level, measured.measured_in) > 0
+    again = measure_costs(target, MoASource(drafter))  # passes are the target's, whatever drafts for it
+    assert known_passes(target) == again.passes == measured.passes
+    assert again.level != measured.level
+    measured.saw_pass(5, 1.0)
+    assert known_passes(target) == again.passes  # what one call sees stays its own
+    assert known_passes(tiny_target()) is None
 
 
 def test_auto_policy_measures_once_per_target_and_drafts_with_a_good_source(monkeypatch: pytest.MonkeyPatch) -> None:
