@@ -64,6 +64,10 @@ def test_what_the_dry_run_says_is_what_training_does(tmp_path: Path, capsys: pyt
     assert (found["rows"], found["steps"]) == (record["training_rows"], record["steps"])
     assert sum(found["trainable_parameters"].values()) == record["trainable_parameters"]
     on_disk = sum(path.stat().st_size for path in shard_paths(output / "activations"))
+    wrong = {"target_config": tiny_target().config.to_dict() | {"num_hidden_layers": 9}}
+    recipe.write_text(json.dumps(settings | wrong))
+    assert main(["train", *arguments]) == 2
+    assert "a target with num_hidden_layers 9, not 3" in capsys.readouterr().err
     assert found["cache_bytes"] < on_disk < 1.3 * found["cache_bytes"] + 4096  # token ids, offsets, names
 
 
