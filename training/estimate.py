@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.configuration_utils import PreTrainedConfig
 
 from ..modeling_moa import MoADrafterConfig
-from ..targets import DEFAULT_TARGET, _cache_folder, _find_gguf, quiet
+from ..targets import DEFAULT_TARGET, quiet, where_from
 from .activations import prompt_ids
 from .footprint import step_bytes
 from .kind import DrafterKind
@@ -79,15 +79,6 @@ class Estimate:
     hours: float | None
 
 
-def target_place(name: str | None) -> tuple[Any, dict[str, Any]]:
-    """Where the default or a named target's configuration and tokenizer are read from, and how."""
-    if name is not None:
-        return name, {}
-    gguf = _find_gguf()
-    kept = _cache_folder(gguf)
-    return (kept, {}) if kept.exists() else (gguf.parent, {"gguf_file": gguf.name})
-
-
 def target_config(recipe: Recipe) -> PreTrainedConfig:
     """The target's configuration: the recipe's own, else the target's.
 
@@ -96,7 +87,7 @@ def target_config(recipe: Recipe) -> PreTrainedConfig:
     """
     if recipe.target_config is not None:
         return AutoConfig.for_model(**recipe.target_config)
-    place, how = target_place(recipe.target)
+    place, how = where_from(recipe.target)
     try:
         with quiet():
             return AutoConfig.from_pretrained(place, **how)
@@ -116,7 +107,7 @@ def measure(recipe: Recipe, rows: list[dict[str, Any]], tokens: int | None = Non
     answers = [len(row["response_ids"]) for row in rows]
     if tokens is not None:
         return DataSize(len(rows), tokens, sum(answers))
-    place, how = target_place(recipe.target)
+    place, how = where_from(recipe.target)
     try:
         with quiet():
             tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(place, **how)
