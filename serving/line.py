@@ -127,6 +127,11 @@ Said = Welcome | Working | Committed | Memory
 Arrived = Said | Ready | Trying | Failed
 
 
+# What a server, or a proxy before it, answers while it is busy or going down (500: it stopped in the middle of the
+# handshake); it may be back. Anything else is its last word.
+PASSING = (429, 500, 502, 503, 504)
+
+
 class Line:
     """Dials until it is `Ready`, has `Failed` or is given up. One thread, one connection in the end.
 
@@ -195,7 +200,7 @@ class Line:
         except InvalidStatus as error:
             status, body = error.response.status_code, (error.response.body or b"").decode("utf-8", "replace").strip()
             message = f"the server answered {status}" + (f": {body[:200]}" if body else "")
-            if status in (429, 502, 503, 504):
+            if status in PASSING:
                 raise Refusal(message, False, _seconds(error.response.headers.get("Retry-After"))) from error
             raise Refusal(message, True) from error
         except InvalidURI as error:

@@ -5,18 +5,22 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 from serving_tools import IDS, Lab, World, guess_well, nothing_left
 from tiny import prompt
+from websockets.datastructures import Headers
+from websockets.exceptions import InvalidStatus
+from websockets.http11 import Response
 
 from moa_spec.generation import Verified
 from moa_spec.serving.client import ClientGeneration
 from moa_spec.serving.connection import Connection
 from moa_spec.serving.decoding import MemoryRecord
 from moa_spec.serving.events import Finished, Kept, LineState, Progress, Token, Transcript, Withdrawn
-from moa_spec.serving.line import ServerUnavailable
+from moa_spec.serving.line import Address, Failed, Line, ServerUnavailable, Trying
 from moa_spec.serving.link import CUTS, Link
 from moa_spec.serving.messages import Committed, Message, Welcome
 from moa_spec.serving.server import MoAServer, serve_in_thread
@@ -53,6 +57,20 @@ def check(generation: ClientGeneration, answer: list[int], happen: Callable[[int
         happen(number)
         assert number < 5000
     return transcript
+
+
+def test_a_server_that_is_going_down_is_dialled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    statuses = iter([500, 503, 404])
+
+    def dial(address: Address, session: str) -> None:
+        raise InvalidStatus(Response(next(statuses), "", Headers(), b""))
+
+    monkeypatch.setattr(Address, "dial", dial)
+    line = Line(Address("ws://127.0.0.1:1"), lambda: SimpleNamespace(session="x"))
+    arrived = [line.arrived.get(timeout=20) for _ in range(3)]
+    assert [type(what) for what in arrived] == [Trying, Trying, Failed]
+    assert "404" in str(arrived[2].error)
+    assert next(statuses, None) is None
 
 
 FAULTS = [
