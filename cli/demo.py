@@ -27,16 +27,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def shipped_drafters(target_name: str, folder: Path = DEFAULT_DRAFTER.parent) -> list[Path]:
-    """The checkpoints in a folder that name a target as theirs, by folder; everybody's default drafter comes first.
+    """The MoA drafters in a folder that name a target as theirs, by folder; everybody's default drafter comes first.
 
     Raises:
         ValueError: a config.json there is damaged.
     """
-    found = [
-        config.parent
-        for config in folder.glob("*/config.json")
-        if json.loads(config.read_text(encoding="utf-8")).get("target_name") == target_name
-    ]
+    found = []
+    for path in folder.glob("*/config.json"):
+        config = json.loads(path.read_text(encoding="utf-8"))
+        if config.get("model_type") == "moa_drafter" and config.get("target_name") == target_name:
+            found.append(path.parent)
     return sorted(found, key=lambda path: (path != DEFAULT_DRAFTER, path.name))
 
 

@@ -79,8 +79,10 @@ def test_several_drafters(folders: list[str], tmp_path: Path) -> None:
 def test_the_drafters_that_ship_for_a_target(tmp_path: Path) -> None:
     for name, target in {"b": "us/target", "a": "us/target", "c": "us/other", "d": None}.items():
         (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(json.dumps({"target_name": target}))
+        (tmp_path / name / "config.json").write_text(json.dumps({"model_type": "moa_drafter", "target_name": target}))
     (tmp_path / "e").mkdir()  # no checkpoint
+    (tmp_path / "f").mkdir()  # a baseline's
+    (tmp_path / "f" / "config.json").write_text(json.dumps({"model_type": "eagle_drafter", "target_name": "us/target"}))
     assert shipped_drafters("us/target", tmp_path) == [tmp_path / "a", tmp_path / "b"]
     assert shipped_drafters("us/unknown", tmp_path) == []
     assert shipped_drafters("HuggingFaceTB/SmolLM2-135M-Instruct")[0] == DEFAULT_DRAFTER
