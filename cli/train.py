@@ -8,7 +8,7 @@ the run would need, from the recipe and the target's configuration; the target's
 
 import argparse
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="override one training argument of the recipe, such as --set learning_rate 0.001",
     )
     parser.add_argument("--profile", action="store_true", help="time 20 steps and print where the time goes, then stop")
+    parser.add_argument(
+        "--evaluate", metavar="DRAFTER", help="measure a trained one on the held-out rows of the data, then stop"
+    )
     group = parser.add_argument_group("dry run")
     group.add_argument(
         "--dry-run", action="store_true", help="print parameters, cache size, steps and memory; load and write nothing"
@@ -67,7 +70,7 @@ def run(args: argparse.Namespace) -> None:
         return
     from ..hub import fetch_answers
     from ..training.recipe import Recipe
-    from ..training.train import profile, train
+    from ..training.train import prepare, profile, train
 
     if args.json or args.rows or args.tokens or args.processes > 1 or args.tokens_per_second:
         raise ValueError(
@@ -84,6 +87,11 @@ def run(args: argparse.Namespace) -> None:
     fetched = [fetch_answers(name) for name in args.dataset]
     data = [*args.data, *(answers.path for answers in fetched)]
     activations = args.activations or args.output / "activations"
+    if args.evaluate:
+        recipe = replace(recipe, start_from=args.evaluate, drafter={})
+        trainer = prepare(recipe, data, args.output, activations, overrides, kind=kind)
+        print(f"{args.evaluate}: {json.dumps(trainer.evaluate())}")
+        return
     if args.profile:
         print(profile(recipe, data, args.output, activations, overrides=overrides, kind=kind))
         return

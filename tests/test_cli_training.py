@@ -50,6 +50,13 @@ def test_from_prompts_to_a_drafter(target: Path, tmp_path: Path, capsys: pytest.
     assert "loss-bearing tokens/s" in capsys.readouterr().out
     assert not (tmp_path / "none" / "model.safetensors").exists()
 
+    final = record["final_evaluation"]
+    capsys.readouterr()
+    assert main([*train, "--evaluate", str(output)]) == 0
+    measured = json.loads(capsys.readouterr().out.partition(": ")[2])
+    assert measured["eval_loss"] == pytest.approx(final["eval_loss"], rel=1e-4)
+    assert measured["eval_agreement_0"] == final["eval_agreement_0"]
+
     again = tmp_path / "again.json"
     earlier = output
     for stage, drafter in (("second", {}), ("third", {"draft_vocab_size": 30}), ("fourth", {"draft_vocab_size": 20})):
