@@ -69,7 +69,7 @@ def main() -> None:
         page = browser.new_page(viewport={"width": 1100, "height": 2600})
         page.set_default_timeout(PATIENCE)
         page.goto(sys.argv[1])
-        page.get_by_text("Drafter:").wait_for()  # the models are there
+        page.get_by_role("radio", name="MoA, TLI 0").first.wait_for()  # the models are there
         decode(page)
         cut(page)
         browser.close()
