@@ -44,19 +44,25 @@ def share(text: str) -> float:
     return value
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which target and drafter, and how they are held."""
+def add_model_arguments(parser: argparse.ArgumentParser, several_drafters: bool = False) -> None:
+    """Which target and drafter, and how they are held. With `several_drafters`, `drafter` is a list, or None."""
     group = parser.add_argument_group("models")
     group.add_argument(
         "--target",
         metavar="NAME",
         help="a folder or a repository on the Hub (default: SmolLM2-135M-Instruct, installed)",
     )
-    group.add_argument(
-        "--drafter",
-        metavar="NAME",
-        help=f"a folder or a repository on the Hub (default: checkpoints/{DEFAULT_DRAFTER.name})",
-    )
+    where = "a folder or a repository on the Hub"
+    if several_drafters:
+        group.add_argument(
+            "--drafter",
+            action="append",
+            metavar="NAME",
+            help=f"{where}; may be given several times, the first is the default (default: all in "
+            f"{DEFAULT_DRAFTER.parent.name}/ that are the target's)",
+        )
+    else:
+        group.add_argument("--drafter", metavar="NAME", help=f"{where} (default: checkpoints/{DEFAULT_DRAFTER.name})")
     group.add_argument("--drafter-revision", metavar="NAME", help="a branch, tag or commit of the drafter's repository")
     group.add_argument(
         "--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="(default: %(default)s)"

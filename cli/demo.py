@@ -15,15 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 lets others in (default: %(default)s)")
     parser.add_argument("--port", type=int, help="(default: the first free one from 7860)")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
-    parser.conflict_handler = "resolve"  # the --drafter of this command takes the place of everybody's
-    add_model_arguments(parser)
-    parser.add_argument_group("drafters").add_argument(
-        "--drafter",
-        action="append",
-        metavar="NAME",
-        help="a folder or a repository on the Hub; given several times, one is chosen on the page for each run and the "
-        f"first is the default (default: all in {DEFAULT_DRAFTER.parent.name}/ that are the target's)",
-    )
+    add_model_arguments(parser, several_drafters=True)
 
 
 def shipped_drafters(target_name: str, folder: Path = DEFAULT_DRAFTER.parent) -> list[Path]:
