@@ -198,12 +198,7 @@ class BatchedDecoder:
         minus_infinity = torch.finfo(torch.float32).min
         for step in itertools.count():
             while self.slots - len(active) >= min(PREFILL_ROWS, self.slots) or not active:
-                requests = list(
-                    itertools.takewhile(
-                        lambda request: request is not None,
-                        (next_request() for _ in range(self.slots - len(active))),
-                    )
-                )
+                requests = list(itertools.islice(iter(next_request, None), self.slots - len(active)))
                 for request, states, token in self._prefill(requests):
                     answer = Answer(request)
                     if self._append(answer, token):
