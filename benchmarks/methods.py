@@ -27,6 +27,7 @@ DESCRIPTIONS = {
     "moa": "MoA, a chain of 5",
     "moa-tree": "MoA, a tree of 5 levels, breadth 3, 10 nodes",
     "moa-auto": "MoA and lookup, chosen by measured cost",
+    "moa-equal": "MoA, a chain of 5, trained on the data of the baselines for as long as they",
     "moa-tli1": "MoA that reuses the target's last layer, a chain of 5",
     "moa-tli3": "MoA that reuses the target's last three layers, a chain of 5",
     "eagle": "EAGLE's drafter, a chain of 5",
@@ -49,6 +50,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "moa": _CHAIN,
     "moa-tree": _TREE,
     "moa-auto": {"draft_policy": "auto"},
+    "moa-equal": _CHAIN,
     "moa-tli1": _CHAIN,
     "moa-tli3": _CHAIN,
     "eagle": _CHAIN,
@@ -62,6 +64,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 _WITH_DRAFTER = ("moa", "moa-tree", "moa-auto")
 
 OWN_DRAFTER = {
+    "moa-equal": "moa-equal",
     "moa-tli1": "moa-tli1",
     "moa-tli3": "moa-tli3",
     "eagle": "eagle",

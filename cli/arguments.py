@@ -12,6 +12,12 @@ if TYPE_CHECKING:
 DEFAULT_DRAFTER = Path(__file__).resolve().parent.parent / "checkpoints" / "smollm2-135m-instruct-moa"
 
 
+def shipped(kind: str) -> Path | None:
+    """The checkpoint of another kind for the default target in this project's checkpoints/, if it is there."""
+    folder = DEFAULT_DRAFTER.with_name(f"smollm2-135m-instruct-{kind}")
+    return folder if folder.is_dir() else None
+
+
 def positive(text: str) -> int:
     """An argparse type: a whole number of at least 1."""
     value = int(text)

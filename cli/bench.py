@@ -85,14 +85,19 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--data", type=Path, metavar="FOLDER", help="the questions (default: what fetch has downloaded)")
     group.add_argument("--max-minutes", type=not_negative, metavar="M", help="begin no question after so long")
     add_model_arguments(parser)
-    parser.add_argument("--assistant", metavar="NAME", help="an independent small model, for the method of that name")
+    parser.add_argument(
+        "--assistant",
+        metavar="NAME",
+        help="an independent small model, for the method of that name "
+        "(default: checkpoints/smollm2-135m-instruct-small-lm)",
+    )
     parser.add_argument(
         "--checkpoint",
         nargs=2,
         action="append",
         default=[],
         metavar=("KIND", "FOLDER"),
-        help="the drafter of another kind: moa-tli1, moa-tli3, eagle, medusa, glide "
+        help="the drafter of another kind: moa-equal, moa-tli1, moa-tli3, eagle, medusa, glide "
         "(default: checkpoints/smollm2-135m-instruct-KIND where there is one)",
     )
     parser.add_argument("--threads", type=positive, metavar="N", help="of the CPU (default: as many as cores)")

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .arguments import DEFAULT_DRAFTER
+from .arguments import DEFAULT_DRAFTER, shipped
 
 
 class Bench:
@@ -20,7 +20,10 @@ class Bench:
         from ..benchmarks import datasets, methods
         from ..benchmarks.measure import clock_for
 
-        methods.check_names(args.methods, args.assistant)
+        self.assistant = args.assistant
+        if "assistant" in args.methods and self.assistant is None:
+            self.assistant = shipped("small-lm")
+        methods.check_names(args.methods, self.assistant)
         self.checkpoints = checkpoints(args.methods, args.checkpoint)
         self.args, self.dtype = args, dtype
         self.folder = datasets.find_folder(args.data)
@@ -35,7 +38,7 @@ class Bench:
             args.methods,
             self.target,
             self.drafter,
-            args.assistant,
+            self.assistant,
             args.seed,
             args.drafter_revision,
             self.checkpoints,
@@ -50,7 +53,7 @@ class Bench:
             "target": self.target.config._name_or_path,
             "drafter": None if self.drafter is None else Path(self.drafter).name,
             "drafter_sha256": records.checkpoint_digest(self.drafter),
-            "assistant": args.assistant,
+            "assistant": None if self.assistant is None else Path(self.assistant).name,
             **self._checkpoint_options(),
             "methods": [method.name for method in self.methods],
             "sets": args.sets,
@@ -68,12 +71,13 @@ class Bench:
         """The drafters of other kinds; nothing where there are none, as in records made before there were any."""
         from ..benchmarks import records
 
-        if not self.checkpoints:
+        others = self.checkpoints | ({} if self.assistant is None else {"assistant": self.assistant})
+        if not others:
             return {}
         return {
             "checkpoints": {
                 kind: {"name": Path(path).name, "sha256": records.checkpoint_digest(path)}
-                for kind, path in sorted(self.checkpoints.items())
+                for kind, path in sorted(others.items())
             }
         }
 
@@ -115,8 +119,8 @@ def checkpoints(names: list[str], given: list[list[str]]) -> dict[str, str | Pat
             raise ValueError(f"--checkpoint {kind} is given twice")
         found[kind] = path
     for kind in kinds:
-        folder = DEFAULT_DRAFTER.with_name(f"smollm2-135m-instruct-{kind}")
-        if kind not in found and folder.is_dir():
+        folder = shipped(kind)
+        if kind not in found and folder is not None:
             found[kind] = folder
     return {OWN_DRAFTER[name]: own_checkpoint(name, found) for name in names if name in OWN_DRAFTER}
 

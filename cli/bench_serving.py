@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .arguments import DEFAULT_DRAFTER, not_negative, positive
+from .arguments import DEFAULT_DRAFTER, not_negative, positive, shipped
 
 OFFLINE_METHODS = ["moa", "moa-no-repeat", "moa-prompt", "untrained", "lookup"]
 LINK_METHODS = ["stream", "beside", "moa", "moa-alone", "lookup"]
@@ -34,6 +34,29 @@ def add_common_arguments(parser: argparse.ArgumentParser, output: str, new_token
     )
 
 
+def _add_baseline_arguments(parser: argparse.ArgumentParser) -> None:
+    for option, metavar, what, kind in (
+        ("--eagle", "FOLDER", "an EAGLE drafter, for the methods that begin with eagle", "eagle"),
+        ("--assistant", "NAME", "an independent small model, for the method of that name", "small-lm"),
+    ):
+        where = f"(default: checkpoints/smollm2-135m-instruct-{kind})"
+        parser.add_argument(option, metavar=metavar, help=f"{what} {where}")
+
+
+def _find_baselines(args: argparse.Namespace) -> None:
+    """Looks in checkpoints/ for what a method needs and nobody named, and forgets what no method needs.
+
+    Raises:
+        ValueError: it is not there.
+    """
+    for option, kind in (("eagle", "eagle"), ("assistant", "small-lm")):
+        users = [name for name in args.methods if name.startswith(option)]
+        found = (getattr(args, option) or shipped(kind)) if users else None
+        if users and found is None:
+            raise ValueError(f"The method {users[0]!r} needs a model: name one with --{option}")
+        setattr(args, option, found)
+
+
 def add_link_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--methods",
@@ -56,8 +79,7 @@ def add_link_arguments(parser: argparse.ArgumentParser) -> None:
         metavar=("METHOD", "FOLDER"),
         help="another MoA drafter of this target, as a method of that name (without lookup, as moa-alone); repeatable",
     )
-    parser.add_argument("--eagle", metavar="FOLDER", help="an EAGLE drafter, for the methods eagle and eagle-alone")
-    parser.add_argument("--assistant", metavar="NAME", help="an independent small model, for the method of that name")
+    _add_baseline_arguments(parser)
     add_common_arguments(parser, "runs/link.json", 48)
 
 
@@ -68,13 +90,7 @@ def run_link(args: argparse.Namespace) -> int:
     profiles = args.profiles or link.PROFILES
     _check_names("profile", profiles, PROFILES)
     _check_names("method", args.methods, link.DESCRIPTIONS)
-    for name, needed, option in (
-        ("eagle", args.eagle, "--eagle"),
-        ("eagle-alone", args.eagle, "--eagle"),
-        ("assistant", args.assistant, "--assistant"),
-    ):
-        if name in args.methods and needed is None:
-            raise ValueError(f"The method {name!r} needs a model: name one with {option}")
+    _find_baselines(args)
     others = dict(args.checkpoint)
     for name in others:
         if name in link.DESCRIPTIONS:
@@ -193,8 +209,7 @@ def add_offline_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-repeat-ngram-size", type=positive, default=4, metavar="N", help="of moa-no-repeat (default: %(default)s)"
     )
-    parser.add_argument("--eagle", metavar="FOLDER", help="an EAGLE drafter, for the method eagle")
-    parser.add_argument("--assistant", metavar="NAME", help="an independent small model, for the method of that name")
+    _add_baseline_arguments(parser)
     add_common_arguments(parser, "runs/offline.json", None)
 
 
@@ -203,9 +218,7 @@ def run_offline(args: argparse.Namespace) -> int:
     from .bench_comparison import pin_threads
 
     _check_names("method", args.methods, offline.DESCRIPTIONS)
-    for name, needed in (("eagle", args.eagle), ("assistant", args.assistant)):
-        if name in args.methods and needed is None:
-            raise ValueError(f"The method {name!r} needs a model: name one with --{name}")
+    _find_baselines(args)
     bench = _Bench(args, _drafter(args), ["spec_bench", "moa_bench"])
     threads = pin_threads(None)
     options = bench.options() | {

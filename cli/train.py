@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from .arguments import positive
 
+SMALL_LM = "small-lm"  # a recipe's drafter_type that is no drafter of ours, but a language model of its own
+
 if TYPE_CHECKING:
     from ..training.kind import DrafterKind
 
@@ -82,10 +84,19 @@ def run(args: argparse.Namespace) -> None:
     if not args.data and not args.dataset:
         raise ValueError("Nothing to train on: name a file with --data or a data set with --dataset")
     recipe = Recipe.load(args.recipe)
-    kind = drafter_kind(recipe.drafter_type)
     overrides = _overrides(args)
     fetched = [fetch_answers(name) for name in args.dataset]
     data = [*args.data, *(answers.path for answers in fetched)]
+    if recipe.drafter_type == SMALL_LM:
+        from ..benchmarks.baselines.small_lm import train_small_lm
+
+        if args.evaluate or args.profile or args.activations:
+            raise ValueError(
+                f"{args.recipe} is of a model without activations: leave out --evaluate, --profile and --activations"
+            )
+        print(f"{args.output}: {json.dumps(train_small_lm(recipe, data, args.output, overrides=overrides))}")
+        return
+    kind = drafter_kind(recipe.drafter_type)
     activations = args.activations or args.output / "activations"
     if args.evaluate:
         recipe = replace(recipe, start_from=args.evaluate, drafter={})
@@ -117,6 +128,8 @@ def dry_run(args: argparse.Namespace) -> None:
     if args.dataset:
         raise ValueError("A dry run fetches nothing: give --rows and --tokens in place of --dataset")
     recipe = Recipe.load(args.recipe)
+    if recipe.drafter_type == SMALL_LM:
+        raise ValueError(f"{args.recipe} is of an independent language model: a dry run knows drafters only")
     data = DataSize(args.rows, args.tokens)
     if args.data:
         data = measure(recipe, load_rows(args.data), args.tokens)

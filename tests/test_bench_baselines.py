@@ -13,7 +13,7 @@ from moa_spec.benchmarks import methods
 from moa_spec.benchmarks.baselines import BaselineDrafter, attach_baseline, load_baseline
 from moa_spec.benchmarks.baselines.kinds import KINDS
 from moa_spec.benchmarks.baselines.objectives import blocks
-from moa_spec.cli import bench, bench_comparison
+from moa_spec.cli import arguments, bench, bench_comparison
 from moa_spec.generation import DraftPlan
 from moa_spec.modeling_moa import WrongTargetError
 from moa_spec.training.distill import Distiller, conversations
@@ -243,7 +243,7 @@ def test_a_recipe_of_another_kind_is_refused(answers: Path) -> None:
 
 def test_shipped_recipes_differ_in_the_drafter_alone() -> None:
     """EAGLE's, Medusa's, GLIDE's, and one that trains MoA in the same way."""
-    names = [*(kind.name for kind in KINDS), "from-scratch"]
+    names = [*(kind.name for kind in KINDS), "moa-equal"]
     recipes = [Recipe.load(f"smollm2-135m-instruct-{name}").to_dict() for name in names]
     assert [recipe.pop("drafter_type") for recipe in recipes] == [*(kind.name for kind in KINDS), "moa"]
     assert {recipe.pop("drafter")["draft_vocab_size"] for recipe in recipes} == {12288}
@@ -259,8 +259,7 @@ def test_every_kind_is_a_row_of_the_comparison(tmp_path: Path) -> None:
     for kind in KINDS:
         _drafter(kind, target).save_pretrained(tmp_path / kind.name)
         checkpoints[kind.name] = tmp_path / kind.name
-    for layers in (1, 2):
-        name = f"moa-tli{2 * layers - 1}"
+    for layers, name in ((0, "moa-equal"), (1, "moa-tli1"), (2, "moa-tli3")):
         tiny_drafter(target, target_layer_inference=layers).save_pretrained(tmp_path / name)
         checkpoints[name] = tmp_path / name
     prepared = {m.name: m for m in methods.prepare(["plain", *methods.OWN_DRAFTER], target, checkpoints=checkpoints)}
@@ -275,7 +274,7 @@ def test_every_kind_is_a_row_of_the_comparison(tmp_path: Path) -> None:
 
 
 def test_checkpoints_are_found_before_anything_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_comparison, "DEFAULT_DRAFTER", tmp_path / "moa")
+    monkeypatch.setattr(arguments, "DEFAULT_DRAFTER", tmp_path / "moa")
     (tmp_path / "smollm2-135m-instruct-eagle").mkdir()
     assert bench_comparison.checkpoints(
         ["plain", "eagle", "eagle2", "glide"], [["glide", "x"], ["medusa", "unused"]]

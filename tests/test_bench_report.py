@@ -174,7 +174,6 @@ def test_figures_are_drawn(tmp_path: Path, result_path: Path) -> None:
         (["run", "--methods", "plain", "guess"], "no method 'guess'"),
         (["run", "--methods", "plain", "plain"], "named twice"),
         (["run", "--methods", "moa"], "name 'plain' among the methods"),
-        (["run", "--methods", "plain", "assistant"], "--assistant"),
         (["run", "--methods", "plain", "--data", "nowhere"], "moa bench fetch"),
         (["report"], "Name a result"),
         (["report", "nothing.json"], "no result nothing.json"),

@@ -11,6 +11,7 @@ from tiny import byte_tokenizer, prompt, tiny_drafter, tiny_target
 from moa_spec.benchmarks import link, load, offline, serving_report
 from moa_spec.benchmarks.baselines import EagleConfig, EagleDrafter
 from moa_spec.benchmarks.link_clients import EagleClient, HiddenStates, ModelClient
+from moa_spec.cli import arguments as shared_arguments
 from moa_spec.cli import main
 from moa_spec.serving.client import MoAClient
 from moa_spec.serving.events import Transcript
@@ -79,14 +80,26 @@ def test_link_measures_every_method_and_goes_on(folder: Path, tmp_path: Path, ca
     [
         (["link", "--profiles", "6g"], "no profile '6g'"),
         (["link", "--methods", "magic"], "no method 'magic'"),
-        (["link", "--methods", "eagle"], "--eagle"),
         (["link", "--checkpoint", "moa", "folder"], "another name"),
-        (["offline", "--methods", "assistant"], "--assistant"),
     ],
 )
 def test_wrong_commands(folder: Path, more: list[str], problem: str, capsys: Any) -> None:
     assert main(arguments(folder, *more)) == 2
     assert problem in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("action", "method"), [("link", "eagle-alone"), ("offline", "assistant")])
+def test_baselines_are_looked_for_in_checkpoints(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, action: str, method: str
+) -> None:
+    monkeypatch.setattr(shared_arguments, "DEFAULT_DRAFTER", tmp_path / "moa")
+    command = arguments(folder, action, "--methods", method)
+    option, kind = ("eagle", "eagle") if method.startswith("eagle") else ("assistant", "small-lm")
+    assert main(command) == 2
+    assert f"'{method}' needs a model: name one with --{option}" in capsys.readouterr().err
+    (tmp_path / f"smollm2-135m-instruct-{kind}").mkdir()  # empty: found, and then no model
+    assert main(command) == 2
+    assert str(tmp_path) in capsys.readouterr().err
 
 
 def test_summary_over_a_line() -> None:

@@ -33,7 +33,10 @@ def draw_curve(folder: str | Path) -> Path:
         if points:
             right.plot(*zip(*points, strict=True), "o-", label=f"depth {depth}")
     right.set(xlabel="step", ylabel="held-out agreement with the target", ylim=(0, None))
-    right.legend()
+    if right.lines:  # an independent language model is not compared with the target
+        right.legend()
+    else:
+        right.remove()
     path = folder / "loss_curve.png"
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

@@ -24,8 +24,10 @@ class Recipe:
         target_dtype: the teacher's dtype.
         max_length: rows are cut to so many tokens, prompt included.
         held_out: one row in so many is kept for evaluation and never trained on.
-        drafter_type: "moa", or a baseline of `benchmarks/baselines`: "eagle", "medusa", "glide".
-        drafter: fields of the drafter's configuration that differ from its `for_target`.
+        drafter_type: "moa", or a baseline of `benchmarks/baselines`: "eagle", "medusa", "glide", or "small-lm", an
+            independent language model, which has no use for `start_from`, `objective` and what follows from them.
+        drafter: fields of the drafter's configuration that differ from its `for_target` (small-lm: of `LlamaConfig`
+            from what `benchmarks/baselines/small_lm.py` sets).
         start_from: a trained drafter to go on from, with its sizes. `drafter` may differ in the draft vocabulary's
             size (chosen anew), `newest_memory`, `head_norm` and `target_layer_inference`.
         initialise_from_target: without `start_from`: start SA, CA and the head norm from the target's own layers.

@@ -195,7 +195,7 @@ def train(
             beside a file is added.
         kind: of drafter; must be the recipe's.
     """
-    revision = _git_revision()
+    versions = version_record()
     trainer = prepare(recipe, data, output, activations, overrides, target, tokenizer, kind)
     run = trainer.args.output_dir
     last = last_checkpoint(Path(run))
@@ -203,7 +203,7 @@ def train(
     metrics = trainer.evaluate()
     weights = trainer.drafter_weights()
     if trainer.is_world_process_zero():
-        record = _run_record(trainer, recipe, data, sources or {}, metrics, revision)
+        record = _run_record(trainer, recipe, data, sources or {}, metrics, versions)
         if target is None and recipe.target is None:
             record["target_weights"] = default_target_weights()
         save_finished(trainer.drafter, record, output, weights)
@@ -284,7 +284,7 @@ def _memory() -> tuple[float, float]:
 
 
 def save_finished(
-    drafter: MoADrafterForCausalLM,
+    drafter: PreTrainedModel,
     record: dict[str, Any],
     output: str | Path,
     weights: dict[str, torch.Tensor] | None = None,
@@ -308,18 +308,13 @@ def _run_record(
     data: list[str | Path],
     sources: dict[Path, dict[str, Any]],
     metrics: dict[str, float],
-    revision: str | None,
+    versions: dict[str, Any],
 ) -> dict[str, Any]:
     dataset: ActivationDataset = trainer.train_dataset
     record = {
         "recipe": recipe.to_dict(),
         "training_arguments": {k: v for k, v in trainer.args.to_dict().items() if k in recipe.training or k == "seed"},
-        "data": [
-            {"file": Path(p).name, "sha256": hashlib.sha256(Path(p).read_bytes()).hexdigest()}
-            | _noted_beside(Path(p))
-            | sources.get(Path(p), {})
-            for p in data
-        ],
+        "data": data_record(data, sources),
         "training_rows": len(dataset),
         "training_answer_tokens": dataset.answer_tokens,
         "trainable_parameters": sum(p.numel() for p in trainer.drafter.parameters()),
@@ -328,18 +323,35 @@ def _run_record(
         "hours": trainer.state.log_history[-1]["hours"],
         "final_evaluation": metrics,
         "log": trainer.state.log_history,
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
-        "git_revision": revision,
-        "machine": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads",
+        **versions,
     }
     if recipe.start_from:
         earlier = Path(recipe.start_from) / RECORD
         record["started_from"] = json.loads(earlier.read_text(encoding="utf-8")) if earlier.exists() else None
     return record
+
+
+def data_record(data: list[str | Path], sources: dict[Path, dict[str, Any]] | None = None) -> list[dict[str, Any]]:
+    """Every file of answers with its checksum and what is known of where it comes from."""
+    return [
+        {"file": Path(p).name, "sha256": hashlib.sha256(Path(p).read_bytes()).hexdigest()}
+        | _noted_beside(Path(p))
+        | (sources or {}).get(Path(p), {})
+        for p in data
+    ]
+
+
+def version_record() -> dict[str, Any]:
+    """What a model is about to be trained with."""
+    return {
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        "machine": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads",
+        "git_revision": _git_revision(),
+    }
 
 
 def _noted_beside(data: Path) -> dict[str, Any]:
