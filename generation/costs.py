@@ -23,7 +23,8 @@ from .target_pass import TargetPass
 
 TREE_BREADTH = 4  # of the tree level that is timed
 _LEVELS = 3  # of the drafts that are timed
-_REPEATS = 4  # the quickest counts
+_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 33)  # tokens; kernels change between them: 4 can be cheaper than 3, 16 than 12
+_REPEATS = 3  # the quickest counts
 
 _passes: "WeakKeyDictionary[Any, dict[tuple[torch.dtype, str], dict[int, float]]]" = WeakKeyDictionary()
 
@@ -51,8 +52,6 @@ class Costs:
 
     def __post_init__(self) -> None:
         self._sizes = sorted(self.passes)
-        for smaller, larger in zip(self._sizes, self._sizes[1:], strict=False):  # more tokens never cost less
-            self.passes[larger] = max(self.passes[larger], self.passes[smaller])
 
     def pass_seconds(self, tokens: int) -> float:
         """Of a target pass over so many tokens, by straight lines between and beyond the measured sizes."""
@@ -62,6 +61,8 @@ class Costs:
         upper = next((i for i, size in enumerate(sizes) if size >= tokens), len(sizes) - 1)
         left, right = sizes[upper - 1], sizes[upper]
         slope = (self.passes[right] - self.passes[left]) / (right - left)
+        if tokens > right:  # more tokens may cost less, where another kernel begins, but not for ever
+            return (self.passes[right] + max(slope, 0.0) * (tokens - right)) * self.scale
         return (self.passes[left] + slope * (tokens - left)) * self.scale
 
     def drafting_seconds(self, levels: int, breadth: int) -> float:
@@ -100,7 +101,7 @@ def known_passes(target: Any) -> dict[int, float] | None:
 
 
 def measure_costs(target: Any, source: DraftSource) -> Costs:
-    """Times passes of a target, a `PreTrainedModel`, and drafts, on a scratch cache. Takes about forty target steps, or
+    """Times passes of a target, a `PreTrainedModel`, and drafts, on a scratch cache. Takes about fifty target steps, or
     ten where the passes are known from another source on this target.
 
     Touches neither the random state nor anything of a call in progress.
@@ -134,7 +135,7 @@ def measure_costs(target: Any, source: DraftSource) -> Costs:
     scratch.after_prefill()
 
     deepest = 32 if scratch.max_depth is None else min(32, scratch.max_depth)
-    sizes = [tokens for tokens in (1, 2, 3, 5, 9, 17, 33) if tokens <= 1 + deepest]
+    sizes = [tokens for tokens in _SIZES if tokens <= 1 + deepest]
     chain_plan = DraftPlan(_LEVELS, 1, _LEVELS)
     tree_plan = DraftPlan(_LEVELS, TREE_BREADTH, 16) if scratch.trees else chain_plan
     known = known_passes(target)
