@@ -94,14 +94,14 @@ def run(args: argparse.Namespace) -> None:
             raise ValueError(
                 f"{args.recipe} is of a model without activations: leave out --evaluate, --profile and --activations"
             )
-        print(f"{args.output}: {json.dumps(train_small_lm(recipe, data, args.output, overrides=overrides))}")
+        _print_once(args.output, train_small_lm(recipe, data, args.output, overrides=overrides))
         return
     kind = drafter_kind(recipe.drafter_type)
     activations = args.activations or args.output / "activations"
     if args.evaluate:
         recipe = replace(recipe, start_from=args.evaluate, drafter={})
         trainer = prepare(recipe, data, args.output, activations, overrides, kind=kind)
-        print(f"{args.evaluate}: {json.dumps(trainer.evaluate())}")
+        _print_once(args.evaluate, trainer.evaluate())
         return
     if args.profile:
         print(profile(recipe, data, args.output, activations, overrides=overrides, kind=kind))
@@ -111,7 +111,15 @@ def run(args: argparse.Namespace) -> None:
         for answers in fetched
     }
     metrics = train(recipe, data, args.output, activations, overrides=overrides, sources=sources, kind=kind)
-    print(f"{args.output}: {json.dumps(metrics)}")
+    _print_once(args.output, metrics)
+
+
+def _print_once(folder: str | Path, metrics: dict[str, float]) -> None:
+    """From one of the processes that have trained together."""
+    from accelerate import PartialState
+
+    if PartialState().is_main_process:
+        print(f"{folder}: {json.dumps(metrics)}")
 
 
 def dry_run(args: argparse.Namespace) -> None:

@@ -8,10 +8,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import moa_spec
 from moa_spec.benchmarks.baselines import load_baseline
+from moa_spec.benchmarks.methods import independent
 
 ROOT = Path(__file__).resolve().parents[1]
 MOA = sorted(path.parent for path in (ROOT / "checkpoints").glob("*/modeling_moa.py"))
-BASELINES = sorted(path.parent for path in (ROOT / "checkpoints").glob("*/config.json") if path.parent not in MOA)
+SMALL_LM = ROOT / "checkpoints" / "smollm2-135m-instruct-small-lm"
+BASELINES = sorted(
+    path.parent for path in (ROOT / "checkpoints").glob("*/config.json") if path.parent not in [*MOA, SMALL_LM]
+)
+CHAT = [{"role": "user", "content": "Write a Python function that adds two numbers."}]
+HOW = {"max_new_tokens": 32, "do_sample": False}
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +37,24 @@ def test_a_shipped_drafter_drafts_and_changes_nothing(
 ) -> None:
     target, tokenizer = models
     drafter = (moa_spec.load_drafter if folder in MOA else load_baseline)(folder, target)
-    chat = [{"role": "user", "content": "Write a Python function that adds two numbers."}]
-    inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    how = {"max_new_tokens": 32, "do_sample": False}
+    inputs = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     with moa_spec.record_trace() as trace:
         ids = target.generate(
-            **inputs, **how, assistant_model=drafter, draft_policy="fixed", prompt_lookup_num_tokens=0
+            **inputs, **HOW, assistant_model=drafter, draft_policy="fixed", prompt_lookup_num_tokens=0
         )
-    assert torch.equal(ids, target.generate(**inputs, **how))
+    assert torch.equal(ids, target.generate(**inputs, **HOW))
     assert trace.mean_accepted_tokens > 1.2  # an untrained one has 1.0
+
+
+def test_the_small_language_model_assists_and_changes_nothing(
+    models: tuple[PreTrainedModel, PreTrainedTokenizerBase],
+) -> None:
+    target, tokenizer = models
+    small = independent(str(SMALL_LM), target)
+    inputs = tokenizer.apply_chat_template(CHAT, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    passes = []
+    hook = target.register_forward_hook(lambda *args: passes.append(1))
+    ids = target.generate(**inputs, **HOW, assistant_model=small)
+    hook.remove()
+    assert torch.equal(ids, target.generate(**inputs, **HOW))
+    assert len(passes) < ids.shape[1] - inputs["input_ids"].shape[1]  # at least one of its tokens was kept
