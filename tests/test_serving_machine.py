@@ -1,9 +1,10 @@
 """Everything that can go wrong between client and server, in any order.
 
 Hypothesis drives the real client and the real server on tiny models: the line is cut, single messages get lost, come
-twice, late or from a connection that is over, the server is restarted or forgets the text, the reader cancels. After
-every step: what is called the target's is the target's, and nothing is committed twice. In the end: the text is
-complete, and nobody holds a session, a token or a thread any more.
+twice, late or from a connection that is over, the server is restarted or forgets the text, the reader cancels, a second
+client reads from the same server. After every step: what is called the target's is the target's (when sampling, among
+the tokens that it may draw), and nothing is committed twice. In the end: the text is complete, and nobody holds a
+session, a token or a thread any more.
 
 More examples, and others in every run: MOA_MACHINE_EXAMPLES=500.
 """
@@ -50,6 +51,7 @@ TOKENS = 60
 SEED = 2
 EVENTS = st.integers(2, 12)  # that are read after something has happened
 PROMPT = IDS[0].tolist()
+TOP_K = 3  # that sampling draws from; the greedy answer is one of these texts, so that drafts of it are often right
 # short enough for a lost goodbye to cost a moment only, and for texts to be forgotten while their clients are away
 LIMITS = Limits(
     grace_seconds=0.6, heartbeat_seconds=0.1, drain_seconds=0.05, retry_seconds=0.1, hello_seconds=1, idle_seconds=3
@@ -153,9 +155,9 @@ class Frames:
 class Reader(threading.Thread):
     """Reads one text, as many events as it may."""
 
-    def __init__(self, generation: ClientGeneration):
+    def __init__(self, generation: ClientGeneration, account: "Account"):
         super().__init__(name="moa-reader", daemon=True)
-        self.generation = generation
+        self.generation, self.account = generation, account
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.may = threading.Semaphore(0)
         self.leaves = False
@@ -182,10 +184,17 @@ class Reader(threading.Thread):
 
 
 class Account:
-    """What the reader was told, held against what the target says."""
+    """What the reader was told, held against what the target says.
 
-    def __init__(self, world: World, answer: list[int], exact: bool):
-        self.world, self.answer, self.exact = world, answer, exact
+    Args:
+        policy: what becomes of tokens that the target would not have written.
+        top_k: tokens of the highest logits that it may write; 1 is greedy.
+    """
+
+    def __init__(self, world: World, answer: list[int], policy: str, top_k: int):
+        self.world, self.answer, self.top_k = world, answer, top_k
+        self.never = Kept if policy == "revise" else Withdrawn
+        self.exact = policy == "revise" and top_k == 1
         self.transcript = Transcript()
         self.settled = 0  # tokens that must not change any more, nor come again
         self.checked = 0
@@ -193,7 +202,7 @@ class Account:
 
     def add(self, event: Event) -> None:
         assert self.finished is None, f"{event} after the end"
-        assert not isinstance(event, Kept if self.exact else Withdrawn)
+        assert not isinstance(event, self.never)
         self.transcript.add(event)
         if isinstance(event, Token) and event.state == "provisional":
             return
@@ -207,7 +216,7 @@ class Account:
             self.finished = event
 
     def check(self) -> None:
-        """Every token that is called the target's is its greedy choice after all that stands before it."""
+        """Every token that is called the target's is what it may write after all that stands before it."""
         tokens, states = self.transcript.tokens, self.transcript.states
         assert "provisional" not in states[: self.settled]
         if self.exact:
@@ -215,9 +224,9 @@ class Account:
         if self.checked < self.settled:
             with torch.no_grad():
                 text = torch.tensor([PROMPT + tokens[: self.settled]])
-                choices = self.world.target(text).logits[0, len(PROMPT) - 1 :].argmax(-1).tolist()
+                choices = self.world.target(text).logits[0, len(PROMPT) - 1 :].topk(self.top_k).indices.tolist()
             for index in range(self.checked, self.settled):
-                assert states[index] == "kept" or tokens[index] == choices[index]
+                assert states[index] == "kept" or tokens[index] in choices[index]
             self.checked = self.settled
 
     def check_end(self, length: int, eos: list[int]) -> None:
@@ -258,6 +267,7 @@ class Machine(RuleBasedStateMachine):
         memory=st.sampled_from(["float32", "int8", "none"]),
         draft_policy=st.sampled_from(["fixed", "auto"]),
         ends_at=st.sampled_from([None, 40]),
+        top_k=st.sampled_from([1, 1, TOP_K]),
     )
     def set_up(
         self,
@@ -268,11 +278,16 @@ class Machine(RuleBasedStateMachine):
         memory: str,
         draft_policy: str,
         ends_at: int | None,
+        top_k: int,
     ) -> None:
         self.threads = set(threading.enumerate())
-        self.world, self.answer, self.memory, self.exact = world(layers), greedy(layers), memory, policy == "revise"
+        self.world, self.answer, self.memory, self.top_k = world(layers), greedy(layers), memory, top_k
+        self.exact = policy == "revise" and top_k == 1
         self.eos = [] if ends_at is None else [self.answer[ends_at]]
         self.options = {"policy": policy, "offline": offline, "draft_policy": draft_policy, "eos_token_ids": self.eos}
+        if top_k > 1:
+            self.options |= {"temperature": 1.0, "top_k": top_k, "seed": SEED}
+            self.happened["sampled"] += 1
         self.patches = pytest.MonkeyPatch()
         guess_well(self.patches, PROMPT + self.answer, accuracy)
         self._watch_memory()
@@ -280,7 +295,8 @@ class Machine(RuleBasedStateMachine):
         self.patches.setattr("moa_spec.serving.line.LONGEST_WAIT", 0.3)
         self.frames = Frames(PROMPT + self.answer, self.exact, self.happened)
         self.lab = Lab(self.world, LIMITS, self.frames)
-        self._begin()
+        self.reader = self._begin(f"ws://127.0.0.1:{self.lab.link.port}")
+        self.other: Reader | None = None
 
     def _watch_memory(self) -> None:
         original = RemoteMemory.take
@@ -292,28 +308,32 @@ class Machine(RuleBasedStateMachine):
 
         self.patches.setattr(RemoteMemory, "take", take)
 
-    def _begin(self) -> None:
-        client = self.lab.client(memory=self.memory, cut_after=0.2, connect_timeout=60.0)
+    def _begin(self, url: str) -> Reader:
+        client = self.world.client(url, memory=self.memory, cut_after=0.2, connect_timeout=60.0)
         generation = client.generate(IDS, max_new_tokens=TOKENS, num_assistant_tokens=4, patience=60.0, **self.options)
-        self.reader, self.account = Reader(generation), Account(self.world, self.answer, self.exact)
+        return Reader(generation, Account(self.world, self.answer, self.options["policy"], self.top_k))
 
-    def _hear(self, seconds: float, events: int = 10_000) -> None:
+    @property
+    def readers(self) -> list[Reader]:
+        return [self.reader] if self.other is None else [self.reader, self.other]
+
+    def _hear(self, reader: Reader, seconds: float, events: int = 10_000) -> None:
         """Takes in what the reader is told, so many events, while it comes or until time is up."""
         deadline = time.monotonic() + seconds
-        while events and (time.monotonic() < deadline) and (self.reader.is_alive() or not self.reader.events.empty()):
+        while events and (time.monotonic() < deadline) and (reader.is_alive() or not reader.events.empty()):
             try:
-                event = self.reader.events.get(timeout=0.02)
+                event = reader.events.get(timeout=0.02)
             except queue.Empty:
                 continue
             events -= 1
             self.happened[type(event).__name__] += 1
-            self.account.add(event)
+            reader.account.add(event)
 
     # -- what may happen -----------------------------------------------------------------------------------------------
 
     def _read(self, events: int) -> None:
         self.reader.may.release(events)
-        self._hear(0.4, events)
+        self._hear(self.reader, 0.4, events)
 
     @rule(
         fates=st.lists(
@@ -384,6 +404,15 @@ class Machine(RuleBasedStateMachine):
             self.lab.link.restore()
         self._read(events)
 
+    @rule(events=EVENTS)
+    def beside(self, events: int) -> None:
+        """A second client reads its text, over a line that nobody cuts, from the server that has all the troubles."""
+        self.happened["beside"] += 1
+        if self.other is None:
+            self.other = self._begin(self.lab.url)
+        self.other.may.release(events)
+        self._hear(self.other, 0.4, events)
+
     @rule(
         how=st.sampled_from(["stop", "leave"]),
         goodbye=st.sampled_from(["fine", "lost", "twice", "too late"]),
@@ -394,7 +423,7 @@ class Machine(RuleBasedStateMachine):
         self.happened[how] += 1
         self.frames.fates.append(("bye", goodbye))
         self._cancel(how)
-        self._begin()
+        self.reader = self._begin(f"ws://127.0.0.1:{self.lab.link.port}")
         self._read(events)
 
     def _cancel(self, how: str) -> None:
@@ -405,34 +434,34 @@ class Machine(RuleBasedStateMachine):
         if reader.is_alive():
             reader.generation.stop()
             reader.may.release(10_000)
-        self._hear(10)
+        self._hear(reader, 10)
         reader.join(5)
         assert not reader.is_alive(), "a text that was cancelled ends"
         self.honest()
-        finished = self.account.finished
+        finished = reader.account.finished
         if finished is not None:
-            assert finished.exact == (set(self.account.transcript.states) <= {"verified"})
-        self._check_memory()
+            assert finished.exact == (set(reader.account.transcript.states) <= {"verified"})
+        self._check_memory(reader)
 
     # -- what must hold ------------------------------------------------------------------------------------------------
 
     @invariant()
     def honest(self) -> None:
-        self._hear(0)
-        while not self.reader.events.empty():
-            self.account.add(self.reader.events.get())
-        if self.reader.error is not None:
-            raise self.reader.error
-        self.account.check()
+        for reader in self.readers:
+            while not reader.events.empty():
+                reader.account.add(reader.events.get())
+            if reader.error is not None:
+                raise reader.error
+            reader.account.check()
         assert not self.frames.wrong
         if self.exact:
             for session in self.lab.server.sessions:
                 tokens = list(session.text.tokens)
                 assert tokens == (PROMPT + self.answer)[: len(tokens)]
 
-    def _check_memory(self) -> None:
+    def _check_memory(self, reader: Reader) -> None:
         """The client drafts from memory of its own text, every token's once."""
-        text, mine = self.reader.generation.final, self.reader.generation.memory
+        text, mine = reader.generation.final, reader.generation.memory
         taken = [(start, vectors) for memory, start, vectors in self.taken if memory is mine]
         assert [start for start, _ in taken] == [sum(len(v[0]) for _, v in taken[:n]) for n in range(len(taken))]
         if self.memory != "float32" or not taken:
@@ -455,25 +484,29 @@ class Machine(RuleBasedStateMachine):
         finally:
             if isinstance(failure, Exception):
                 self.failures.append(failure)
-            self.reader.generation.stop()
-            self.reader.may.release(10_000)
-            self.reader.join(5)
+            for reader in self.readers:
+                reader.generation.stop()
+                reader.may.release(10_000)
+                reader.join(5)
             self.lab.close()
             self.patches.undo()
         self._check_threads()
 
     def _finish(self) -> None:
-        """Nothing more goes wrong, and the text is read to its end."""
+        """Nothing more goes wrong, and the texts are read to their ends."""
         self.frames.fates, self.frames.free = [], True
         self.lab.link.restore()
-        self.reader.may.release(10_000)
-        self._hear(30)
-        self.reader.join(5)
-        assert not self.reader.is_alive(), "the line is back, so the text ends"
+        for reader in self.readers:
+            reader.may.release(10_000)
+        for reader in self.readers:
+            self._hear(reader, 30)
+            reader.join(5)
+            assert not reader.is_alive(), "the line is back, so the text ends"
         self.honest()
-        self.account.check_end(TOKENS, self.eos)
-        assert self.reader.generation.final == PROMPT + self.account.transcript.tokens
-        self._check_memory()
+        for reader in self.readers:
+            reader.account.check_end(TOKENS, self.eos)
+            assert reader.generation.final == PROMPT + reader.account.transcript.tokens
+            self._check_memory(reader)
         assert nothing_left(self.lab.server)
         for server in self.lab.servers:
             assert not {"error", "invalid", "version", "drafter"} & set(server.metrics.refused)
@@ -505,4 +538,5 @@ def test_whatever_happens() -> None:
     except Flaky as error:  # the steps that failed did not fail again, for the same reason
         raise Machine.failures[0] from error
     needed = {"sessions_resumed", "sessions_rebuilt", "rounds_repeated", "Confirmed", "Withdrawn", "Kept"}
+    needed |= {"sampled", "beside"}
     assert needed <= (+Machine.happened).keys(), f"this tested little: {Machine.happened}"
