@@ -16,7 +16,8 @@ from .arguments import fraction, not_negative, positive
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ..serving.client import ClientGeneration, MoAClient
+    from ..serving.client import MoAClient
+    from ..serving.client_generation import ClientGeneration
 
 EXAMPLE = "moa chat --server ws://127.0.0.1:8040 --drafter client/ --policy revise"
 TOKEN_VARIABLE = "MOA_TOKEN"

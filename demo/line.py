@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ..generation.marks import MarkedText
-from ..serving.client import ClientGeneration, MoAClient
+from ..serving.client import MoAClient
+from ..serving.client_generation import ClientGeneration
 from ..serving.events import Confirmed, Event, Finished, LineState, Token, Transcript, Withdrawn
 from ..serving.link import Conditions, Link, Profile
 from ..serving.server import MoAServer, serve_in_thread

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 from moa_spec.generation import Draft, DraftPlan
 from moa_spec.modeling_moa import MoADrafterForCausalLM
-from moa_spec.serving.client import ClientGeneration, MoAClient
+from moa_spec.serving.client import MoAClient
+from moa_spec.serving.client_generation import ClientGeneration
 from moa_spec.serving.client_memory import OfflineWriter, RemoteMemory
 from moa_spec.serving.events import Event, Transcript
 from moa_spec.serving.link import Link

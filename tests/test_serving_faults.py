@@ -16,7 +16,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.http11 import Response
 
 from moa_spec.generation import Verified
-from moa_spec.serving.client import ClientGeneration
+from moa_spec.serving.client_generation import ClientGeneration
 from moa_spec.serving.connection import Connection
 from moa_spec.serving.decoding import MemoryRecord
 from moa_spec.serving.events import Finished, Kept, LineState, Progress, Token, Transcript, Withdrawn

@@ -27,7 +27,7 @@ from hypothesis.errors import Flaky
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from serving_tools import IDS, Lab, World, guess_well, nothing_left
 
-from moa_spec.serving.client import ClientGeneration
+from moa_spec.serving.client_generation import ClientGeneration
 from moa_spec.serving.client_memory import RemoteMemory
 from moa_spec.serving.decoding import RemoteText
 from moa_spec.serving.events import Confirmed, Event, Finished, Kept, Token, Transcript, Withdrawn
